@@ -1,0 +1,167 @@
+"""What an exporter and a runtime must answer; the only things a plug-in needs to know."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnbench.problem import Problem
+
+Array = NDArray[Any]  # fp32: float32, fp16: float16, bf16: ml_dtypes.bfloat16
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Can this plug-in work on this machine? If not, why, and what to type."""
+
+    available: bool
+    version: str = ""
+    reason: str = ""  # a sentence, when not available
+    fix: str = ""  # the command that helps, when there is one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """Can this combination be run? If not, the reason as a sentence."""
+
+    ok: bool
+    reason: str = ""
+
+
+SUPPORTED = Support(ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How an arm is asked to run. Every field is read back by `Session.facts`."""
+
+    threads: int = 1
+    device: str = "cpu"
+    seed: int = 0  # of the weights
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """One exported file and what is known of it."""
+
+    path: Path
+    exporter: str
+    opset: int
+    sha256: str
+    size_bytes: int  # external data included
+    problem: Problem  # the example; the file serves every batch_size, q_len and kv_len
+    operators: Mapping[str, int] = field(default_factory=dict)  # "domain::Op" -> how many nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What really ran, read back after loading (and after a call, where the runtime only knows then)."""
+
+    runtime_version: str
+    device: str  # "cpu", "cuda:0"
+    device_name: str
+    threads: int | None  # in force; None: the runtime does not tell
+    compute_precision: str  # "fp32", "fp16", "bf16", "tf32" or "unknown"
+    attention_kernel: str = UNKNOWN  # flash, efficient, cudnn, math, fused, unfused, unknown
+    kernel_evidence: str = ""  # pinned, profile, log, graph, compiler, memory-law; empty with unknown
+    build_ms: float | None = None  # compiling an engine inside load; None: nothing is compiled ahead
+    detail: Mapping[str, Any] = field(default_factory=dict)  # providers, placement, kernels: shown in the report
+
+
+class Exporter(Protocol):
+    """Turns the reference block into a file. Stateless; constructing one imports nothing heavy."""
+
+    name: str  # "onnx-attention"
+    opsets: tuple[int, ...]  # what it can write; the first is the default
+    preload: tuple[str, ...]  # modules that a worker imports for it
+
+    def probe(self) -> Probe:
+        """Can it export here?"""
+        ...
+
+    def supports(self, problem: Problem, opset: int) -> Support:
+        """Can it express this problem right at this opset?"""
+        ...
+
+    def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
+        """Write the file at `path` (atomically: nothing is left behind on failure).
+
+        Args:
+            problem: the example; batch_size, q_len and kv_len stay dynamic in the file.
+            opset: of the default domain; the file must have exactly this one.
+            path: where the .onnx goes; its folder exists.
+            seed: of the weights (block only).
+
+        Raises:
+            ExportError: with what was asked and what came out.
+        """
+        ...
+
+
+class Session(Protocol):
+    """Something loaded that can run one problem at any size that it supports."""
+
+    def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
+        """Place the inputs where the runtime wants them, once; give the zero-argument call to time.
+
+        The call computes all of the output before it returns. It must not compute anything ahead or remember results.
+        """
+        ...
+
+    def outputs(self) -> Array:
+        """`y` of the last call, copied out as NumPy in the problem's dtype.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        ...
+
+    def facts(self) -> Facts:
+        """What really ran.
+
+        Raises:
+            ReadBackError: it is not what was asked.
+        """
+        ...
+
+
+class Runtime(Protocol):
+    """Something that can run a problem. Stateless; constructing one imports nothing heavy."""
+
+    name: str  # "ort-cpu"
+    takes_artifact: bool  # True: runs files of exporters; False: runs the torch block (exporter "torch")
+    opt_in: bool  # True: only when named (slow to compile, needs more)
+    preload: tuple[str, ...]  # modules that a worker imports for it
+
+    def probe(self) -> Probe:
+        """Can it run on this machine?"""
+        ...
+
+    def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
+        """Can it run this problem (and this file)?"""
+        ...
+
+    def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> AbstractContextManager[Session]:
+        """Hold what is needed to run `problem`; released on exit.
+
+        Raises:
+            UnsupportedError: the runtime refuses this combination; the message is its own.
+            ReadBackError: threads, device or precision in force differ from what was asked.
+        """
+        ...
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype of fp32, fp16 or bf16 (the last from ml_dtypes)."""
+    if dtype == "bf16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype({"fp32": np.float32, "fp16": np.float16}[dtype])
