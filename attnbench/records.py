@@ -96,7 +96,10 @@ class Record(BaseModel):
     seed: int
     attnbench_version: str
     # beyond the promised columns
-    fastest: bool | None = None  # member of the problem's set of fastest arms
+    fastest: bool | None = None  # member of the problem's set of fastest arms (set by `verdicts.judge`)
+    fastest_p: float | None = None  # Holm-adjusted sign-test p of "slower than the problem's fastest arm"
+    ratio_to_fastest: float | None = None  # time(this) / time(the problem's fastest arm), median over rounds
+    noise_log_ratio: float | None = None  # baseline only: log ratio of its two replicas (A/A)
     peaked_worst_row_rel_err: float | None = None
     peaked_worst_row_limit: float | None = None
     peaked_gain_err: float | None = None
