@@ -1,0 +1,80 @@
+"""Seeded inputs and weights: every process makes the same ones, so they are never shipped or stored.
+
+Each tensor has a counter-based stream of its own (Philox), keyed by the seed and the name of the tensor. So a tensor
+does not depend on which others were made before it, nor the weights on T, on the batch or on the input class.
+"""
+
+import hashlib
+import math
+
+import numpy as np
+
+from attnbench.errors import InputError
+from attnbench.interfaces import Array, numpy_dtype
+from attnbench.problem import Problem
+
+INPUT_CLASSES = ("normal", "peaked")
+WEIGHT_NAMES = ("w_q", "w_k", "w_v", "w_o")
+
+# The spread of the logits is the product of the factors of q and k: 1 for `normal`, 4 for `peaked`. In a block q and k
+# come from the same inputs, in the core v is an input of its own and stays N(0, 1).
+_PEAKED_FACTOR = 2.0
+_CHUNK = 1 << 18  # numbers drawn at a time, in float32: 1 MiB
+
+
+def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal") -> dict[str, Array]:
+    """The inputs of the problem, drawn in float32 and rounded once to the problem's dtype.
+
+    Args:
+        problem: gives the names, shapes and dtype.
+        seed: any whole number.
+        input_class: `normal`, N(0, 1): with `make_weights` the logits have spread 1; `peaked`: spread 4.
+
+    Returns:
+        name -> array, as in `problem.input_shapes()`.
+
+    Raises:
+        InputError: an unknown input class.
+    """
+    if input_class not in INPUT_CLASSES:
+        raise InputError(f"input_class must be one of {', '.join(INPUT_CLASSES)}; got {input_class!r}")
+    inputs = {}
+    for name, shape in problem.input_shapes().items():
+        factor = _PEAKED_FACTOR if input_class == "peaked" and name != "v" else 1.0
+        inputs[name] = normal_array(seed, name, shape, dtype=problem.dtype, std=factor)
+    return inputs
+
+
+def make_weights(problem: Problem, *, seed: int = 0) -> dict[str, Array]:
+    """The weights of the block, N(0, 1/embed_dim), rounded to the problem's dtype; used as `x @ w`, without bias.
+
+    Returns:
+        `w_q`, `w_k`, `w_v`, `w_o`, each (embed_dim, embed_dim); nothing for part `core`.
+    """
+    if problem.part == "core":
+        return {}
+    size = problem.embed_dim
+    return {
+        name: normal_array(seed, name, (size, size), dtype=problem.dtype, std=1.0 / math.sqrt(size))
+        for name in WEIGHT_NAMES
+    }
+
+
+def normal_array(seed: int, name: str, shape: tuple[int, ...], *, dtype: str, std: float = 1.0) -> Array:
+    """N(0, std^2) of the stream (seed, name), rounded to fp32, fp16 or bf16.
+
+    Drawn in pieces, so that beside the result no more than 1 MiB is held.
+    """
+    generator = named_generator(seed, name)
+    values: Array = np.empty(shape, dtype=numpy_dtype(dtype))
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        piece = flat[start : start + _CHUNK]
+        piece[...] = generator.standard_normal(piece.size, dtype=np.float32) * np.float32(std)
+    return values
+
+
+def named_generator(seed: int, name: str) -> np.random.Generator:
+    """The random stream that belongs to this seed and this name, the same in every process."""
+    key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
