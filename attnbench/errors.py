@@ -12,6 +12,8 @@ AttnbenchError
 ├── UnsupportedError      this combination cannot be run, with the reason       (status unsupported)
 ├── UnavailableError      this machine or environment lacks what is needed      (status unavailable)
 ├── ReadBackError         the runtime does not do what was asked (threads, precision, device, provider)
+├── MeasurementError      a figure that cannot be formed from what was measured
+│   └── ShapeMismatch     two arrays that cannot be compared element by element
 ├── NotRunError           outputs were asked for before the bound call ran
 └── WorkerError           a worker process failed to answer
     ├── WorkerTimeout     it was still busy at its deadline
@@ -66,6 +68,14 @@ class UnavailableError(AttnbenchError):
 
 class ReadBackError(AttnbenchError):
     """What was read back from the runtime is not what was asked."""
+
+
+class MeasurementError(AttnbenchError):
+    """A figure cannot be formed from what was measured."""
+
+
+class ShapeMismatch(MeasurementError):
+    """Two arrays cannot be compared element by element: shapes differ, or there is nothing to compare."""
 
 
 class NotRunError(AttnbenchError):

@@ -1,0 +1,220 @@
+"""How far an output is from the float64 oracle, how far it may be, and which precision that means.
+
+A row is a vector along the last axis: a token of the block's output (embed_dim), a token of one head of the core's
+(head_dim). Everything is computed in float64 over blocks of rows, so that no full float64 copy of the output exists.
+"""
+
+import math
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnbench.errors import ShapeMismatch
+from attnbench.interfaces import Array, numpy_dtype
+
+TOLERANCES_PATH = Path(__file__).with_name("tolerances.toml")
+_BLOCK_ELEMENTS = 1 << 19  # 4 MiB of float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """An output beside its reference. A NaN on either side makes every error NaN, so that no limit admits it."""
+
+    worst_row_rel_err: float  # largest over rows of |out - ref| / |ref|, L2
+    worst_row_index: int  # over the leading axes, flattened
+    rel_fro_err: float
+    max_abs_err: float
+    gain_err: float  # |<out, ref> / <ref, ref> - 1|
+    nan_count: int  # NaNs in the output
+    reference_nan_count: int
+    both_nan_count: int  # places where both are NaN: never agreement
+    inf_mismatch_count: int  # places where one is infinite and the other is not that infinity
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an output may differ by."""
+
+    worst_row: float
+    gain: float
+    reason: str  # how the worst-row limit came about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Measured data for one part and dtype; see tolerances.toml."""
+
+    ceiling: float  # worst-row limit never above this, whatever eager did
+    eager_over_floor: float  # worst seen: what eager may be where it was not run
+    gain_limit: float
+    gain_noise: float  # worst seen over seeds
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """What is gathered over blocks of rows."""
+
+    diff_norms: list[NDArray[np.float64]]
+    ref_norms: list[NDArray[np.float64]]
+    inner: float = 0.0
+    max_abs: float = 0.0
+    nan: int = 0
+    reference_nan: int = 0
+    both_nan: int = 0
+    inf_mismatch: int = 0
+
+
+def compare(output: Array, reference: Array) -> Agreement:
+    """Compare an output with the oracle's, row by row.
+
+    Equal infinities agree and leave the sums; any other infinity makes its row's error infinite. A row whose
+    reference is all zero (every key masked) is measured against the typical row instead of dividing by zero.
+
+    Args:
+        output: (..., n) in any real dtype.
+        reference: (..., n) of exactly the same shape.
+
+    Raises:
+        ShapeMismatch: the shapes differ (nothing is broadcast), or there is nothing to compare.
+    """
+    _require_comparable(output, reference)
+    width = output.shape[-1]
+    out_rows, ref_rows = output.reshape(-1, width), reference.reshape(-1, width)
+    sums = _Sums(diff_norms=[], ref_norms=[])
+    step = max(1, _BLOCK_ELEMENTS // width)
+    for start in range(0, len(out_rows), step):
+        out = out_rows[start : start + step].astype(np.float64)
+        _add_block(sums, out, ref_rows[start : start + step].astype(np.float64))
+    return _agreement(sums)
+
+
+def _require_comparable(output: Array, reference: Array) -> None:
+    if output.shape != reference.shape:
+        raise ShapeMismatch(f"output has shape {output.shape}, the reference {reference.shape}: they must be equal")
+    if output.ndim == 0 or output.size == 0:
+        raise ShapeMismatch(f"shape {output.shape} has no rows to compare; give at least one row of one element")
+    for name, array in (("output", output), ("reference", reference)):
+        # bfloat16 of ml_dtypes is of kind V; complex, text and objects cannot be compared.
+        if array.dtype.kind not in "fiubV":
+            raise ShapeMismatch(f"{name} has dtype {array.dtype}; real numbers are needed")
+
+
+def _add_block(sums: _Sums, out: NDArray[np.float64], ref: NDArray[np.float64]) -> None:
+    """Add rows (n, width) to the sums; `out` is overwritten."""
+    out_nan, ref_nan = np.isnan(out), np.isnan(ref)
+    sums.nan += int(out_nan.sum())
+    sums.reference_nan += int(ref_nan.sum())
+    sums.both_nan += int((out_nan & ref_nan).sum())
+    infinite = np.isinf(out) | np.isinf(ref)
+    if infinite.any():
+        equal = infinite & (out == ref)
+        mismatch = infinite & ~equal & ~out_nan & ~ref_nan
+        sums.inf_mismatch += int(mismatch.sum())
+        ref = np.where(equal | mismatch, 0.0, ref)
+        out[equal] = 0.0
+        out[mismatch] = np.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums.inner += float(np.vdot(out, ref))
+        out -= ref
+        sums.diff_norms.append(np.sqrt(np.einsum("ij,ij->i", out, out)))
+        sums.ref_norms.append(np.sqrt(np.einsum("ij,ij->i", ref, ref)))
+        sums.max_abs = float(np.maximum(sums.max_abs, np.abs(out).max()))  # np.maximum keeps NaN, max() may not
+
+
+def _agreement(sums: _Sums) -> Agreement:
+    diff, ref = np.concatenate(sums.diff_norms), np.concatenate(sums.ref_norms)
+    with np.errstate(invalid="ignore", over="ignore"):
+        ref_square, diff_square = float(np.dot(ref, ref)), float(np.dot(diff, diff))
+        typical = math.sqrt(ref_square / len(ref)) or 1.0
+        relative = diff / np.where(ref == 0.0, typical, ref)
+    missing = np.isnan(relative)
+    worst = int(np.argmax(missing)) if missing.any() else int(np.argmax(relative))
+    return Agreement(
+        worst_row_rel_err=float(relative[worst]),
+        worst_row_index=worst,
+        rel_fro_err=math.sqrt(diff_square) / (math.sqrt(ref_square) or 1.0),
+        max_abs_err=sums.max_abs,
+        gain_err=abs(sums.inner / ref_square - 1.0) if ref_square != 0.0 else math.sqrt(diff_square),
+        nan_count=sums.nan,
+        reference_nan_count=sums.reference_nan,
+        both_nan_count=sums.both_nan,
+        inf_mismatch_count=sums.inf_mismatch,
+        rows=len(diff),
+    )
+
+
+def floor_error(reference: NDArray[np.float64], dtype: str) -> float:
+    """Worst-row relative error of the reference rounded once to fp32, fp16 or bf16: as good as the format allows."""
+    with np.errstate(over="ignore"):
+        rounded = reference.astype(numpy_dtype(dtype))
+    return compare(rounded, reference).worst_row_rel_err
+
+
+@lru_cache(maxsize=1)
+def tolerances() -> dict[tuple[str, str], Tolerance]:
+    """Measured tolerances by (part, dtype), from tolerances.toml."""
+    tables = tomllib.loads(TOLERANCES_PATH.read_text(encoding="utf-8"))
+    return {
+        (part, dtype): Tolerance(
+            ceiling=entry["ceiling"],
+            eager_over_floor=entry["eager_over_floor"],
+            gain_limit=entry["gain_limit"],
+            gain_noise=entry["gain_noise"],
+        )
+        for part in ("block", "core")
+        for dtype, entry in tables[part].items()
+    }
+
+
+def limits(dtype: str, floor: float, eager_error: float | None, *, part: str = "block") -> Limits:
+    """Worst row: max(2 x eager, 3 x floor), never above the ceiling of the dtype; gain: the measured gate.
+
+    Args:
+        dtype: fp32, fp16 or bf16.
+        floor: `floor_error` of this problem.
+        eager_error: worst-row error of torch eager in the same dtype and problem; None where it was not run, then the
+            worst ratio of eager to floor that was measured stands in. A broken eager (NaN, above the ceiling) is not
+            allowed to loosen the limit beyond the ceiling.
+        part: block or core.
+    """
+    data = tolerances()[part, dtype]
+    if eager_error is not None and math.isfinite(eager_error):
+        eager, source = eager_error, "torch eager"
+    else:
+        eager, source = data.eager_over_floor * floor, "measured eager/floor"
+    wanted = max(2.0 * eager, 3.0 * floor)
+    if not wanted <= data.ceiling:
+        return Limits(worst_row=data.ceiling, gain=data.gain_limit, reason=f"ceiling of {part} {dtype}")
+    reason = f"2 x {source}" if 2.0 * eager >= 3.0 * floor else "3 x floor"
+    return Limits(worst_row=wanted, gain=data.gain_limit, reason=reason)
+
+
+def judge_agreement(agreement: Agreement, limits: Limits) -> tuple[bool, str]:
+    """Does the output agree? With the reason as a sentence when it does not, empty when it does."""
+    a = agreement
+    if a.both_nan_count:
+        return (
+            False,
+            f"both NaN in {a.both_nan_count} places ({a.nan_count} NaN in the output): nothing was compared there",
+        )
+    if a.nan_count or a.reference_nan_count:
+        return (
+            False,
+            f"{a.nan_count} NaN in the output, {a.reference_nan_count} in the reference, never at the same place",
+        )
+    if a.inf_mismatch_count:
+        return False, f"{a.inf_mismatch_count} places where only one side is infinite, or with the other sign"
+    # `not <=`, so that a NaN fails.
+    if not a.worst_row_rel_err <= limits.worst_row:
+        return False, (
+            f"row {a.worst_row_index} of {a.rows} is off by {a.worst_row_rel_err:.2g}, "
+            f"{limits.worst_row:.2g} is allowed ({limits.reason})"
+        )
+    if not a.gain_err <= limits.gain:
+        return False, f"the output is scaled wrong by {a.gain_err:.2g}, {limits.gain:.2g} is allowed"
+    return True, ""
