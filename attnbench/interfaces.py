@@ -23,6 +23,8 @@ class Probe:
     version: str = ""
     reason: str = ""  # a sentence, when not available
     fix: str = ""  # the command that helps, when there is one
+    # What the plug-in's class declares (takes_artifact, opt_in, preload, opsets); the core fills it in when it asks.
+    traits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # importing it costs NumPy (0.1 s), which listing does not ne
 
 Kind = Literal["exporter", "runtime"]
 GROUPS: dict[Kind, str] = {"exporter": "attnbench.exporters", "runtime": "attnbench.runtimes"}
+TRAITS = ("takes_artifact", "opt_in", "preload", "opsets")  # what a plan needs to know without importing
 DISTRIBUTION = "attnbench"
 PROBE_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 300
@@ -322,15 +323,18 @@ def _child(kind: Kind, fd: int, names: list[str]) -> None:
 
     for name in names:
         sys.excepthook = _answer_exceptions(kind, fd, name)
+        traits: dict[str, Any] = {}
         try:
-            answer: Any = load_plugin(kind, name).probe()
+            made = load_plugin(kind, name)
+            traits = {trait: getattr(made, trait) for trait in TRAITS if hasattr(made, trait)}
+            answer: Any = made.probe()
         except AttnbenchError as err:
             answer = Probe(available=False, reason=str(err))
         if not isinstance(answer, Probe):
             answer = Probe(
                 available=False, reason=f"its probe gave {answer!r} instead of an attnbench.interfaces.Probe"
             )
-        _answer(fd, name, answer)
+        _answer(fd, name, replace(answer, traits=traits))
     os._exit(0)
 
 
