@@ -1,0 +1,40 @@
+"""`onnx-attention`: the block around one standard `Attention` operator (opset 23 on)."""
+
+from pathlib import Path
+
+from attnbench.errors import ArtifactError
+from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.problem import Problem
+from attnbench_exporters import onnx_files, torch_export
+
+
+class OnnxAttention:
+    """Exports scaled_dot_product_attention as the operator that was made for it.
+
+    Opset 25 is left out: its Attention has no kernel in onnxruntime 1.32, which expands it to some 90 nodes.
+    """
+
+    name = "onnx-attention"
+    opsets = (23, 24)
+    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
+
+    def probe(self) -> Probe:
+        """Are torch, onnx and onnxscript there and new enough?"""
+        return onnx_files.probe_packages(torch_export.PACKAGES, torch_export.MODULES)
+
+    def supports(self, problem: Problem, opset: int) -> Support:
+        """Every problem: without a cache `is_causal` is top-left at every q_len and kv_len."""
+        return torch_export.opset_support(opset, self.opsets, self.name)
+
+    def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
+        """Write the block with one Attention node; see `attnbench.interfaces.Exporter.export`.
+
+        Raises:
+            ExportError: what came out is not what was asked; nothing is written.
+        """
+        torch_export.require(self.supports(problem, opset), opset, self.opsets)
+        model = torch_export.trace(problem, opset, attention="sdpa", seed=seed)
+        counts = onnx_files.operator_counts(model)
+        if counts.get("::Attention") != 1 or "::Softmax" in counts:
+            raise ArtifactError(f"one Attention node and no Softmax were asked at opset {opset}, torch wrote {counts}")
+        return onnx_files.write_artifact(model, path, exporter=self.name, problem=problem, opset=opset, seed=seed)

@@ -1,0 +1,37 @@
+"""`onnx-decomposed`: the eager block as MatMul, Softmax and MatMul, which every runtime can read."""
+
+from pathlib import Path
+
+from attnbench.errors import ArtifactError
+from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.problem import Problem
+from attnbench_exporters import onnx_files, torch_export
+
+
+class OnnxDecomposed:
+    """Exports the eager attention: the scores are written out, no attention operator."""
+
+    name = "onnx-decomposed"
+    opsets = (20, 17, 18, 19, 21, 22, 23, 24, 25)  # 13, 26 and 99 come out of torch as 18
+    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
+
+    def probe(self) -> Probe:
+        """Are torch, onnx and onnxscript there and new enough?"""
+        return onnx_files.probe_packages(torch_export.PACKAGES, torch_export.MODULES)
+
+    def supports(self, problem: Problem, opset: int) -> Support:
+        """Every problem, at the opsets that come out as asked."""
+        return torch_export.opset_support(opset, self.opsets, self.name)
+
+    def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
+        """Write the eager block; see `attnbench.interfaces.Exporter.export`.
+
+        Raises:
+            ExportError: what came out is not what was asked; nothing is written.
+        """
+        torch_export.require(self.supports(problem, opset), opset, self.opsets)
+        model = torch_export.trace(problem, opset, attention="eager", seed=seed)
+        counts = onnx_files.operator_counts(model)
+        if counts.get("::Softmax") != 1 or "::Attention" in counts:
+            raise ArtifactError(f"a decomposed graph has one Softmax and no Attention, torch wrote {counts}")
+        return onnx_files.write_artifact(model, path, exporter=self.name, problem=problem, opset=opset, seed=seed)

@@ -1,0 +1,104 @@
+"""The torch block through `torch.onnx.export`: what the decomposed and the Attention exporter share."""
+
+import contextlib
+import logging
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from attnbench.errors import ExportError, OpsetError, UnsupportedError
+from attnbench.inputs import make_inputs
+from attnbench.interfaces import SUPPORTED, Support
+from attnbench.problem import OUTPUT_NAME, Problem
+
+PACKAGES = ("onnxscript", "onnx", "torch")
+MODULES = ("onnx", "onnxscript")  # torch takes seconds to import; the runtimes' probes do that
+
+# Sizes of the traced example. Each is at least 2 and no two are equal, else torch.export would merge or freeze dims.
+EXAMPLE_BATCH_SIZE, EXAMPLE_Q_LEN, EXAMPLE_KV_LEN = 2, 11, 7
+
+_TRACING = threading.Lock()  # torch.export keeps global state
+
+
+def opset_support(opset: int, opsets: tuple[int, ...], name: str) -> Support:
+    """Is the opset one that the exporter can write?"""
+    if opset in opsets:
+        return SUPPORTED
+    return Support(ok=False, reason=f"{name} writes opset {', '.join(map(str, sorted(opsets)))}, not {opset}")
+
+
+def require(support: Support, opset: int, opsets: tuple[int, ...]) -> None:
+    """Turn a refusal into an error.
+
+    Raises:
+        OpsetError: the opset is not one of `opsets`.
+        UnsupportedError: anything else.
+    """
+    if opset not in opsets:
+        raise OpsetError(support.reason)
+    if not support.ok:
+        raise UnsupportedError(support.reason)
+
+
+def example_problem(problem: Problem) -> Problem:
+    """The problem at the sizes that are traced: dims that are separate symbols get different sizes."""
+    separate = any("kv_len" in dims for dims in problem.symbolic_dims().values())
+    return problem.at(
+        q_len=EXAMPLE_Q_LEN, kv_len=EXAMPLE_KV_LEN if separate else EXAMPLE_Q_LEN, batch_size=EXAMPLE_BATCH_SIZE
+    )
+
+
+def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
+    """The onnx.ModelProto that torch makes of the block; nothing of it has been checked.
+
+    Args:
+        problem: gives part, variant, head sizes and dtype; batch and lengths become symbols.
+        opset: asked of torch, which may answer with another one.
+        attention: `eager` or `sdpa`.
+        seed: of the weights.
+
+    Raises:
+        ExportError: torch cannot export it.
+    """
+    import torch
+
+    from attnbench.torch_model import build_module, to_torch
+
+    module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
+    args = tuple(to_torch(array).contiguous() for array in make_inputs(example_problem(problem)).values())
+    with _TRACING, _quiet():
+        try:
+            program = torch.onnx.export(
+                module, args, dynamo=True, opset_version=opset, input_names=list(problem.input_shapes()),
+                output_names=[OUTPUT_NAME], dynamic_shapes=_dynamic_shapes(problem), verbose=False,
+            )  # fmt: skip
+        except torch.onnx.OnnxExporterError as err:
+            first = str(err).strip().splitlines()[0]
+            raise ExportError(f"torch.onnx cannot export {problem.label()} at opset {opset}: {first}") from err
+    return program.model_proto
+
+
+def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
+    """Axis -> Dim for each input in order; one Dim object per promised name."""
+    from torch.export import Dim
+
+    promised = [dims for name, dims in problem.symbolic_dims().items() if name != OUTPUT_NAME]
+    symbols = {dim: Dim(dim) for dims in promised for dim in dims if isinstance(dim, str)}
+    return tuple({axis: symbols[d] for axis, d in enumerate(dims) if isinstance(d, str)} for dims in promised)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No notes about torchvision, deprecations inside torch or opset conversion: what matters is checked on the file."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
