@@ -1,3 +1,31 @@
 """attnbench: export attention to ONNX and compare runtimes over T, with numbers that can be believed."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.api import bench, export, open_run
+    from attnbench.reference import reference_attention
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "bench", "export", "open_run", "reference_attention"]
+
+_HOMES = {
+    "bench": "attnbench.api",
+    "export": "attnbench.api",
+    "open_run": "attnbench.api",
+    "reference_attention": "attnbench.reference",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what was asked for on first use, so that `import attnbench` costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not."""
+    return sorted({*globals(), *__all__})

@@ -218,7 +218,7 @@ def _ask_child(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Pro
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "attnbench.plugins", kind, str(write_fd), *names],
+            [sys.executable, "-E", "-P", "-m", "attnbench.plugins", kind, str(write_fd), *names],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(write_fd,), start_new_session=True,
         )  # fmt: skip
@@ -295,7 +295,7 @@ def _unanswered(kind: Kind, name: str, blob: bytes, code: int | None, timeout_s:
 
 def _show(kind: Kind, name: str) -> str:
     """The command that shows everything that a broken probe prints."""
-    return f"python -P -m attnbench.plugins {kind} 1 {name}"
+    return f"python -E -P -m attnbench.plugins {kind} 1 {name}"
 
 
 def _answer(fd: int, name: str, answer: "Probe") -> None:

@@ -1,5 +1,3 @@
-import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -11,12 +9,6 @@ import pytest
 
 from attnbench import plugins
 from attnbench.errors import InputError, PluginError
-
-_spec = importlib.util.spec_from_file_location("fake_distribution", Path(__file__).with_name("fake_distribution.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_fake = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_fake)
 
 RUNTIME = """
 from attnbench.interfaces import Probe, SUPPORTED
@@ -41,24 +33,11 @@ Install = Callable[..., Path]
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make a fake distribution importable here and in child processes."""
-
-    def put(name: str = "fake-runtime", **parts: object) -> Path:
-        folder: Path = _fake.write_distribution(tmp_path / name, name, **parts)
-        monkeypatch.syspath_prepend(folder)
-        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        return folder
-
-    return put
-
-
-@pytest.fixture
-def probing(install: Install) -> Callable[[str], str]:
+def probing(install_plugin: Install) -> Callable[[str], str]:
     """Probe a runtime whose `probe` has the given body; gives the reason."""
 
     def ask(body: str, timeout_s: float = 10.0) -> str:
-        install(runtimes={"fake": "fake_runtime:Fake"}, fake_runtime=RUNTIME.format(probe=body))
+        install_plugin(runtimes={"fake": "fake_runtime:Fake"}, modules={"fake_runtime": RUNTIME.format(probe=body)})
         answer = plugins.probe("runtime", "fake", timeout_s=timeout_s)
         assert not answer.available
         assert "\n" not in answer.reason
@@ -85,8 +64,8 @@ def test_finding_plugins_imports_none_of_them() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_installed_third_party_runtime_is_found_and_not_builtin(install: Install) -> None:
-    install("acme-attention", runtimes={"acme": "acme:Acme"})
+def test_an_installed_third_party_runtime_is_found_and_not_builtin(install_plugin: Install) -> None:
+    install_plugin("acme-attention", runtimes={"acme": "acme:Acme"})
     found = plugins.runtimes()["acme"]
     assert (found.distribution, found.version, found.builtin) == ("acme-attention", "1.2.3", False)
 
@@ -97,15 +76,15 @@ def test_an_uninstalled_clone_is_told_to_run_make_setup(monkeypatch: pytest.Monk
         plugins.runtimes()
 
 
-def test_a_name_declared_twice_is_an_error_that_names_both_packages(install: Install) -> None:
-    install("acme-one", runtimes={"acme": "acme_one:Acme"})
-    install("acme-two", runtimes={"acme": "acme_two:Acme"})
+def test_a_name_declared_twice_is_an_error_that_names_both_packages(install_plugin: Install) -> None:
+    install_plugin("acme-one", runtimes={"acme": "acme_one:Acme"})
+    install_plugin("acme-two", runtimes={"acme": "acme_two:Acme"})
     with pytest.raises(PluginError, match=r"acme-one.*acme-two|acme-two.*acme-one"):
         plugins.runtimes()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_one(install: Install) -> None:
-    install("acme-attention", runtimes={"ort-cuda": "acme:Acme"})
+def test_an_unknown_name_is_answered_with_the_nearest_one(install_plugin: Install) -> None:
+    install_plugin("acme-attention", runtimes={"ort-cuda": "acme:Acme"})
     with pytest.raises(InputError, match=r"^no runtime 'ort-cude'; installed: .*null, .*; did you mean 'ort-cuda'\?$"):
         plugins.find("runtime", "ort-cude")
 
@@ -116,9 +95,9 @@ def test_an_unknown_name_like_nothing_gets_no_guess() -> None:
     )
 
 
-def test_a_plugin_that_is_there_loads_as_an_object(install: Install) -> None:
+def test_a_plugin_that_is_there_loads_as_an_object(install_plugin: Install) -> None:
     body = 'return Probe(available=True, version="7.1")'
-    install(runtimes={"fake": "fake_runtime:Fake"}, fake_runtime=RUNTIME.format(probe=body))
+    install_plugin(runtimes={"fake": "fake_runtime:Fake"}, modules={"fake_runtime": RUNTIME.format(probe=body)})
     assert plugins.load_runtime("fake").name == "fake"
     answer = plugins.probe("runtime", "fake")
     assert (answer.available, answer.version, answer.reason) == (True, "7.1", "")
@@ -136,26 +115,31 @@ def test_a_plugin_that_is_there_loads_as_an_object(install: Install) -> None:
     ],
 )
 def test_a_plugin_that_is_not_what_it_should_be_is_a_plugin_error(
-    install: Install, source: str, complaint: str
+    install_plugin: Install, source: str, complaint: str
 ) -> None:
     module = f"fake_{abs(hash(source))}"
-    install(runtimes={"fake": f"{module}:Fake"}, **{module: source})
+    install_plugin(runtimes={"fake": f"{module}:Fake"}, modules={module: source})
     with pytest.raises(PluginError, match=complaint) as caught:
         plugins.load_plugin("runtime", "fake")
     assert "fake-runtime 1.2.3" in str(caught.value)
 
 
-def test_an_exporter_lacking_members_is_a_plugin_error(install: Install) -> None:
-    install(exporters={"fake": "fake_exporter:Fake"}, fake_exporter="class Fake:\n    name = 'fake'")
+def test_an_exporter_lacking_members_is_a_plugin_error(install_plugin: Install) -> None:
+    install_plugin(
+        exporters={"fake": "fake_exporter:Fake"}, modules={"fake_exporter": "class Fake:\n    name = 'fake'"}
+    )
     with pytest.raises(PluginError, match="lacks export, opsets, preload, probe, supports"):
         plugins.load_exporter("fake")
 
 
-def test_a_package_that_cannot_be_imported_is_one_line(install: Install) -> None:
-    install(runtimes={"fake": "fake_broken:Fake"}, fake_broken="raise RuntimeError('driver too old\\nsecond line')")
+def test_a_package_that_cannot_be_imported_is_one_line(install_plugin: Install) -> None:
+    install_plugin(
+        runtimes={"fake": "fake_broken:Fake"},
+        modules={"fake_broken": "raise RuntimeError('driver too old\\nsecond line')"},
+    )
     answer = plugins.probe("runtime", "fake")
     assert answer.reason == "its probe raised RuntimeError: driver too old second line"
-    assert answer.fix == "python -P -m attnbench.plugins runtime 1 fake"
+    assert answer.fix == "python -E -P -m attnbench.plugins runtime 1 fake"
 
 
 @pytest.mark.parametrize(
@@ -209,11 +193,13 @@ def test_a_child_that_closes_the_pipe_and_lives_on_is_killed_at_the_deadline(pro
 
 
 def test_a_module_in_the_working_directory_does_not_shadow(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    install_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    install(runtimes={"fake": "fake_good:Fake"}, fake_good=RUNTIME.format(probe="return Probe(available=True)"))
+    install_plugin(
+        runtimes={"fake": "fake_good:Fake"}, modules={"fake_good": RUNTIME.format(probe="return Probe(available=True)")}
+    )
     assert plugins.probe("runtime", "fake").available
 
 

@@ -1,0 +1,281 @@
+"""Flags of the command line: text in, checked values out, one sentence for whatever is wrong."""
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from attnbench import plugins, problem
+from attnbench.errors import InputError
+
+BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
+_MAX_INT = 2**63 - 1
+_OUTPUT_FLAGS = frozenset({"as_json", "quiet"})  # these say how to talk, not what to run
+_T = TypeVar("_T")
+_SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--batch-sizes": "1,8", "--num-heads": "8",
+               "--head-dims": "64", "--opset": "23"}  # fmt: skip
+
+
+def split_list(flag: str, given: Sequence[str] | None) -> list[str] | None:
+    """`--flag a,b --flag c` as [a, b, c]; None when the flag was not given.
+
+    Raises:
+        InputError: an empty value, or one given twice.
+    """
+    if not given:
+        return None
+    values = [value.strip() for text in given for value in text.split(",")]
+    if not all(values):
+        raise InputError(f"{flag} must be values with commas between, got {','.join(given)!r}; leave no value empty")
+    for value in values:
+        if values.count(value) > 1:
+            raise InputError(f"{flag} has {value!r} twice; give each value once")
+    return values
+
+
+def parse_sizes(flag: str, given: Sequence[str] | None) -> list[int] | None:
+    """Whole numbers of at least 1, none twice.
+
+    Raises:
+        InputError: anything else.
+    """
+    values = split_list(flag, given)
+    if values is None:
+        return None
+    sizes = [parse_int(flag, value, minimum=1, example=_SIZE_FLAGS.get(flag, "1")) for value in values]
+    for size in sizes:
+        if sizes.count(size) > 1:
+            raise InputError(f"{flag} has {size} twice; give each value once")
+    return sizes
+
+
+def parse_int(flag: str, text: str, *, minimum: int, maximum: int = _MAX_INT, example: str) -> int:
+    """A whole number in plain digits, between `minimum` and `maximum`.
+
+    Raises:
+        InputError: anything else.
+    """
+    if not re.fullmatch(r"[+-]?[0-9]{1,30}", text) or not minimum <= int(text) <= maximum:
+        limit = f"of at least {minimum}" if maximum == _MAX_INT else f"between {minimum} and {maximum}"
+        raise InputError(f"{flag} must be a whole number {limit}, got {text!r}; write for example {flag} {example}")
+    return int(text)
+
+
+def parse_choices(
+    flag: str, given: Sequence[str] | None, what: Literal["part", "variant", "dtype"]
+) -> list[str] | None:
+    """Names of parts, variants or dtypes.
+
+    Raises:
+        InputError: an unknown one; the message has all of them and the nearest.
+    """
+    known = {"part": problem.Part, "variant": problem.Variant, "dtype": problem.DType}[what]
+    values = split_list(flag, given)
+    for value in values or ():
+        _check_known(flag, value, get_args(known))
+    return values
+
+
+def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) -> list[str] | None:
+    """Names of installed exporters or runtimes.
+
+    Raises:
+        InputError: an unknown one; the message has the installed ones and the nearest.
+    """
+    values = split_list(flag, given)
+    for value in values or ():
+        plugins.find(kind, value)
+    return values
+
+
+def parse_arms(flag: str, given: Sequence[str] | None) -> list[str] | None:
+    """Arms: `torch-sdpa`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
+
+    Raises:
+        InputError: an exporter or runtime in one of them is unknown.
+    """
+    values = split_list(flag, given)
+    for value in values or ():
+        exporter, _, runtime = value.rpartition("@")
+        plugins.find("runtime", runtime)
+        name = exporter.partition("[")[0]
+        if "@" in value and name != BARE_RUNTIME_EXPORTER:
+            plugins.find("exporter", name)
+    return values
+
+
+def parse_duration(flag: str, text: str | None) -> float | None:
+    """Seconds of `300s`, `5m`, `1h`.
+
+    Raises:
+        InputError: not a duration above 0.
+    """
+    from attnbench.sweep.grid import parse_duration as parse
+
+    return None if text is None else _above_zero(flag, text, _blame(flag, parse, text))
+
+
+def parse_size(flag: str, text: str | None) -> int | None:
+    """Bytes of `8GiB`, `512MiB`.
+
+    Raises:
+        InputError: not a size above 0.
+    """
+    from attnbench.sweep.grid import parse_size as parse
+
+    return None if text is None else int(_above_zero(flag, text, _blame(flag, parse, text)))
+
+
+def parse_out(flag: str, text: str | None) -> Path | None:
+    """A folder that a run can be written to: new or empty. Nothing is made here.
+
+    Raises:
+        InputError: a file, a folder with something else in it, a place that cannot be written to, an odd name.
+    """
+    if text is None:
+        return None
+    path = _path(flag, text)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{flag} must be a folder, but {text!r} is a file; name another folder")
+    if (path / "manifest.json").exists():
+        raise InputError(f"{flag} {text!r} holds a run already; continue it with --resume, or name another folder")
+    _check_writable(flag, text, path)
+    if path.is_dir() and any(path.iterdir()):
+        raise InputError(f"{flag} must be a new or empty folder, but {text!r} has something in it; name another folder")
+    return path
+
+
+def parse_file_out(flag: str, text: str) -> Path:
+    """A file that can be written: a folder of that name is refused, a file is replaced.
+
+    Raises:
+        InputError: it is a folder, or the place cannot be written to.
+    """
+    path = _path(flag, text)
+    if path.is_dir():
+        raise InputError(f"{flag} must be a file, but {text!r} is a folder; name a file such as attention.onnx in it")
+    if not path.parent.is_dir():
+        raise InputError(f"{flag} must lie in a folder that exists, got {text!r}; make the folder first")
+    _check_writable(flag, text, path.parent)
+    return path
+
+
+def parse_run_dir(flag: str, text: str) -> Path:
+    """A run directory that is there.
+
+    Raises:
+        InputError: it is not.
+    """
+    path = _path(flag, text)
+    if not path.is_dir():
+        raise InputError(f"{flag} must be a run directory, got {text!r}; list them with: ls results/")
+    if not (path / "manifest.json").is_file():
+        raise InputError(
+            f"{flag} must be a run directory, but {text!r} has no manifest.json; name a folder that bench made"
+        )
+    return path
+
+
+def only_one(flag: str, values: Sequence[_T] | None) -> _T | None:
+    """The one value of a flag that takes one.
+
+    Raises:
+        InputError: several, with commas.
+    """
+    if values is not None and len(values) != 1:
+        raise InputError(
+            f"--{flag.replace('_', '-')} takes one value, got {len(values)}; run the command once for each"
+        )
+    return None if values is None else values[0]
+
+
+def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `attnbench.api.bench` from the flags of `bench`, as typer gives them.
+
+    Raises:
+        InputError: the first flag that is wrong.
+    """
+    given = {key: value for key, value in params.items() if value not in (None, False) and key not in _OUTPUT_FLAGS}
+    if params["resume"] is not None:
+        others = [_spelled(key) for key in given if key != "resume"]
+        if others:
+            raise InputError(
+                f"--resume takes its settings from the run, got {', '.join(others)} too; "
+                "leave those out, or start a new run without --resume"
+            )
+        return {"resume": parse_run_dir("--resume", params["resume"])}
+    threads, seed = params["threads"], params["seed"]
+    baseline = parse_arms("--baseline", [params["baseline"]] if params["baseline"] is not None else None)
+    return {
+        "sweep": params["sweep"],
+        "variants": parse_choices("--variants", params["variants"], "variant"),
+        "parts": parse_choices("--part", params["part"], "part"),
+        "seq_lens": parse_sizes("--seq-lens", params["seq_lens"]),
+        "kv_lens": parse_sizes("--kv-lens", params["kv_lens"]),
+        "batch_sizes": parse_sizes("--batch-sizes", params["batch_sizes"]),
+        "num_heads": parse_sizes("--num-heads", params["num_heads"]),
+        "head_dims": parse_sizes("--head-dims", params["head_dims"]),
+        "dtypes": parse_choices("--dtypes", params["dtypes"], "dtype"),
+        "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
+        "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),
+        "opsets": parse_sizes("--opset", params["opset"]),
+        "baseline": only_one("baseline", baseline),
+        "threads": None if threads is None else parse_int("--threads", threads, minimum=1, maximum=4096, example="1"),
+        "out": parse_out("--out", params["out"]),
+        "time_budget_s": parse_duration("--time-budget", params["time_budget"]),
+        "timeout_s": parse_duration("--timeout", params["timeout"]),
+        "memory_limit_bytes": parse_size("--memory-limit", params["memory_limit"]),
+        "seed": None if seed is None else parse_int("--seed", seed, minimum=0, example="0"),
+        "require": tuple(parse_arms("--require", params["require"]) or ()),
+        "oom_skip": not params["no_oom_skip"],
+        "dry_run": params["dry_run"],
+    }
+
+
+def _spelled(key: str) -> str:
+    return "SWEEP" if key == "sweep" else "--" + key.replace("_", "-")
+
+
+def _check_known(flag: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise InputError(f"{flag}: {plugins.unknown_name('value', value, known).replace('installed', 'known')}")
+
+
+def _above_zero(flag: str, text: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise InputError(f"{flag} must be above 0, got {text!r}; leave it out for the default")
+    return value
+
+
+def _blame(flag: str, parse: Callable[[str], float], text: str) -> float:
+    """Parse, with the flag in front of the complaint."""
+    try:
+        return parse(text)
+    except InputError as err:
+        raise InputError(f"{flag}: {err}") from err
+
+
+def _path(flag: str, text: str) -> Path:
+    if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in text):
+        raise InputError(f"{flag} must be a path without line breaks or control characters, got {text!r}; rename it")
+    if not text.strip():
+        raise InputError(f"{flag} must be a path, got {text!r}; name a folder such as results/mine")
+    path = Path(text)
+    try:
+        path.exists()
+    except OSError as err:
+        raise InputError(f"{flag} cannot be {text!r}: {err.strerror}; use another name") from err
+    return path
+
+
+def _check_writable(flag: str, text: str, path: Path) -> None:
+    """Some existing folder at or above `path` must take new files."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"{flag} {text!r} cannot be made: {str(place)!r} is a file; name another folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"{flag} {text!r} cannot be written: {str(place)!r} is read-only; name another folder")
