@@ -1,0 +1,195 @@
+"""What a problem costs at least, and what this machine can do at most."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attnbench.errors import UnavailableError
+from attnbench.problem import DTYPE_BYTES, Problem
+
+# A fraction of peak above this is an error in the harness, or a computation that was skipped.
+BEATS_ROOFLINE = 1.05
+
+_LARGE, _SMALL = 1024, 256  # square matrices; the small one tells how fast the large one will be
+_SLOW_GFLOPS = 10.0
+
+
+class MachinePeak(NamedTuple):
+    """The best matrix product of this machine in a dtype."""
+
+    gflops_per_s: float
+    by: str  # "torch.mm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A library's matrix product; `make(n)` gives a call that multiplies two n x n matrices."""
+
+    name: str
+    make: Callable[[int], Callable[[], object]]
+
+
+def flops(problem: Problem) -> int:
+    """Floating-point operations: 4 B H q_len kv_len D for attention, half of that for causal, plus the projections.
+
+    A multiply-add counts 2. Softmax is not counted. The block projects q and output over q_len, k and v over kv_len.
+    """
+    p = problem
+    attention = 4 * p.batch_size * p.num_heads * p.q_len * p.kv_len * p.head_dim
+    if p.mask != "none":
+        attention //= 2
+    return attention + projection_flops(problem)
+
+
+def projection_flops(problem: Problem) -> int:
+    """The part of `flops` that is matrix products with weights: 0 for the core."""
+    if problem.part == "core":
+        return 0
+    return 4 * problem.batch_size * (problem.q_len + problem.kv_len) * problem.embed_dim**2
+
+
+def bytes_min(problem: Problem) -> int:
+    """Least traffic: every input and weight read once, the output written once."""
+    shapes = [*problem.input_shapes().values(), problem.output_shape()]
+    if problem.part == "block":
+        shapes += [(problem.embed_dim, problem.embed_dim)] * 4
+    elements = 0
+    for shape in shapes:
+        size = 1
+        for n in shape:
+            size *= n
+        elements += size
+    return elements * DTYPE_BYTES[problem.dtype]
+
+
+def peak_fraction(gflops_per_s: float, peak_gflops_per_s: float | None) -> float | None:
+    """Part of the machine's peak that was reached; None where the peak is not known."""
+    if peak_gflops_per_s is None or peak_gflops_per_s <= 0.0:
+        return None
+    return gflops_per_s / peak_gflops_per_s
+
+
+def beats_roofline(fraction: float | None) -> bool:
+    """Is this more than the machine can do?"""
+    return fraction is not None and fraction > BEATS_ROOFLINE
+
+
+def peak_candidates(dtype: str, threads: int) -> list[Candidate]:
+    """The matrix products that are installed and multiply this dtype natively; sets their threads.
+
+    Call it in a process of its own: it imports frameworks and changes their settings. NumPy and ONNX Runtime's CPU
+    provider have no native fp16 or bf16 product.
+    """
+    makers = [_torch_mm, _onednn] if dtype != "fp32" else [_numpy, _torch_mm, _ort, _onednn]
+    found = []
+    for maker in makers:
+        try:
+            found.append(maker(dtype, threads))
+        except ImportError:
+            continue
+    return found
+
+
+def measure_peak_flops(dtype: str, threads: int, seconds: float = 2.0) -> MachinePeak:
+    """The best rate of any candidate's fastest call, in GFLOP/s.
+
+    Args:
+        dtype: fp32, fp16 or bf16.
+        threads: for each of them.
+        seconds: for all of them together; each gets at least one call of each size.
+
+    Raises:
+        UnavailableError: no library here multiplies this dtype.
+    """
+    candidates = peak_candidates(dtype, threads)
+    if not candidates:
+        raise UnavailableError(f"no installed library multiplies {dtype} matrices; install torch")
+    rates = {c.name: _best_gflops(c, seconds / len(candidates)) for c in candidates}
+    by = max(rates, key=lambda name: rates[name])
+    return MachinePeak(rates[by], by)
+
+
+def _best_gflops(candidate: Candidate, seconds: float) -> float:
+    """GFLOP/s of the fastest call within the time; large matrices unless those would take seconds."""
+    call = candidate.make(_SMALL)
+    call()
+    best = _gflops(_SMALL, call)
+    if best < _SLOW_GFLOPS:
+        return best
+    call = candidate.make(_LARGE)
+    call()
+    deadline = time.perf_counter() + seconds
+    while True:
+        best = max(best, _gflops(_LARGE, call))
+        if time.perf_counter() >= deadline:
+            return best
+
+
+def _gflops(n: int, call: Callable[[], object]) -> float:
+    start = time.perf_counter_ns()
+    call()
+    return 2.0 * n**3 / max(1, time.perf_counter_ns() - start)
+
+
+def _numpy(dtype: str, threads: int) -> Candidate:
+    import numpy as np
+    import threadpoolctl
+
+    threadpoolctl.threadpool_limits(threads)
+
+    def make(n: int) -> Callable[[], object]:
+        a, b = np.random.default_rng(0).standard_normal((2, n, n), dtype=np.float32)
+        out = np.empty_like(a)
+        return lambda: np.matmul(a, b, out=out)
+
+    return Candidate(name="numpy", make=make)
+
+
+def _torch_mm(dtype: str, threads: int) -> Candidate:
+    import torch
+
+    torch.set_num_threads(threads)
+    torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+
+    def make(n: int) -> Callable[[], object]:
+        a, b = torch.randn(2, n, n).to(torch_dtype)
+        out = torch.empty_like(a)
+        return lambda: torch.mm(a, b, out=out)
+
+    return Candidate(name="torch.mm", make=make)
+
+
+def _onednn(dtype: str, threads: int) -> Candidate:
+    """The oneDNN that torch brings: torch.mm in fp32 goes to another library."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        raise ImportError("this torch was built without oneDNN")
+    torch.set_num_threads(threads)
+    torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+
+    def make(n: int) -> Callable[[], object]:
+        a, b = torch.randn(2, n, n).to(torch_dtype)
+        packed = torch.ops.mkldnn._reorder_linear_weight(b, n)
+        return lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")
+
+    return Candidate(name="onednn", make=make)
+
+
+def _ort(dtype: str, threads: int) -> Candidate:
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    def make(n: int) -> Callable[[], object]:
+        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [n, n]) for name in "aby"]
+        graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["y"])], "matmul", tensors[:2], tensors[2:])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        a, b = np.random.default_rng(0).standard_normal((2, n, n), dtype=np.float32)
+        return lambda: session.run(None, {"a": a, "b": b})
+
+    return Candidate(name="ort.MatMul", make=make)
