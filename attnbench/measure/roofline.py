@@ -166,6 +166,8 @@ def _onednn(dtype: str, threads: int) -> Candidate:
 
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         raise ImportError("this torch was built without oneDNN")
+    if dtype != "fp32" and not getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported")():
+        raise ImportError(f"oneDNN has no {dtype} product for this CPU")
     torch.set_num_threads(threads)
     torch_dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
 
