@@ -1,0 +1,233 @@
+"""The front door for Python: what the command line does, as functions that return what was measured."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.errors import InputError, RecordsError
+from attnbench.measure import environment, verdicts
+from attnbench.records import FAILED, Record
+from attnbench.sweep import grid, runner
+from attnbench.sweep.plan import Plan
+from attnbench.sweep.progress import Progress, Silent
+from attnbench.sweep.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnbench.interfaces import Array, Artifact
+
+RESULTS = Path("results")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run directory, read. Verdicts are computed from its records when it is opened."""
+
+    path: Path
+    rows: list[Record]
+    manifest: Mapping[str, Any]
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> "pd.DataFrame":
+        """One row per case, the columns of records.csv."""
+        import pandas as pd
+
+        return pd.DataFrame([r.model_dump() for r in self.rows], columns=list(Record.model_fields))
+
+    def samples(self, case_id: str) -> "pd.DataFrame":
+        """Raw samples of a case: replica, round, sample, latency_ns.
+
+        Raises:
+            InputError: no such case, or it was not timed.
+        """
+        import pandas as pd
+
+        row = next((r for r in self.rows if r.case_id == case_id), None)
+        if row is None:
+            raise InputError(f"no case {case_id!r} in {self.path}; the column case_id of records names them")
+        path = self.path / "samples" / f"{row.problem_id}.parquet"
+        if row.sample_count is None or not path.exists():
+            raise InputError(f"case {case_id!r} has no samples: status {row.status}, {row.reason or 'not timed'}")
+        table = pd.read_parquet(path)
+        return table[table["case_id"] == case_id].drop(columns="case_id").reset_index(drop=True)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all decided; 1 something failed or a required arm is not ok; 3 nothing measured; 130 interrupted."""
+        if self.manifest["interrupted"]:
+            return 130
+        sweep = self.manifest["sweep"]
+        named = {r.runtime for r in self.rows if r.runtime in sweep["runtimes"] and r.status == "unavailable"}
+        if named or not any(r.status in ("ok", "mismatch", "compiled") for r in self.rows):
+            return 3
+        if any(r.status in FAILED for r in self.rows):
+            return 1
+        for name in sweep["require"]:
+            if any(r.status != "ok" for r in self.rows if name in (r.arm, r.runtime)):
+                return 1
+        return 0
+
+
+def bench(
+    sweep: str | Path | None = None,
+    *,
+    part: Sequence[str] | None = None,
+    variants: Sequence[str] | None = None,
+    seq_lens: Sequence[int] | None = None,
+    kv_lens: Sequence[int] | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    num_heads: Sequence[int] | None = None,
+    head_dims: Sequence[int] | None = None,
+    dtypes: Sequence[str] | None = None,
+    mask: str | None = None,
+    exporters: Sequence[str] | None = None,
+    runtimes: Sequence[str] | None = None,
+    opset: Sequence[int] | None = None,
+    baseline: str | None = None,
+    threads: int | None = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+    time_budget_s: float | None = None,
+    timeout_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    seed: int | None = None,
+    require: Sequence[str] | None = None,
+    oom_skip: bool | None = None,
+    progress: Progress | None = None,
+    command: str | None = None,
+    on_plan: Any = None,
+) -> Run:
+    """Run a sweep and write its run directory. The arguments are the flags of `attnbench bench`.
+
+    Args:
+        out: the run directory to make; None: a new one under results/.
+        resume: an interrupted run directory to finish; no other argument but time_budget_s goes with it.
+        progress: told what goes on; None: silent.
+        command: kept in the manifest; None: this Python call's argv.
+        on_plan: called with the `Plan` before anything runs.
+
+    Raises:
+        InputError: a wrong value; nothing was run or written.
+    """
+    given = {
+        name: tuple(value) if isinstance(value, list | tuple) else value
+        for name, value in locals().items()
+        if name in grid.Sweep.model_fields and value is not None
+    }
+    if resume is not None:
+        return _resume(Path(resume), given, time_budget_s, progress or Silent(), on_plan)
+    prepared = runner.prepare(_resolve(sweep, given))
+    if on_plan is not None:
+        on_plan(prepared.plan)
+    run_dir = RunDirectory.create(Path(out) if out is not None else _new_path(prepared.sweep.name))
+    command = command or shlex.join(sys.argv)
+    outcome = runner.run(prepared, run_dir, command=command, progress=progress or Silent())
+    return _report(outcome.run_dir)
+
+
+def plan(sweep: str | Path | None = None, **flags: Any) -> Plan:
+    """What `bench` with the same arguments would do and take. Nothing is run or written.
+
+    Raises:
+        InputError: a wrong value.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    return runner.prepare(_resolve(sweep, given)).plan
+
+
+def _resolve(sweep: str | Path | None, given: Mapping[str, Any]) -> grid.Sweep:
+    if str(sweep) == "full" and "dtypes" not in given:
+        given = {**given, "dtypes": environment.hardware_dtypes()}
+    return grid.resolve(sweep, given)
+
+
+def _resume(path: Path, given: Mapping[str, Any], time_budget_s: float | None, progress: Progress, on_plan: Any) -> Run:
+    others = sorted(set(given) - {"time_budget_s"})
+    if others:
+        raise InputError(f"--resume runs with the settings of {str(path)!r}; leave out {', '.join(others)}")
+    run_dir, prepared = runner.resume(path, time_budget_s=time_budget_s)
+    if on_plan is not None:
+        on_plan(prepared.plan)
+    outcome = runner.run(prepared, run_dir, command="", progress=progress, resumed=True)
+    return _report(outcome.run_dir)
+
+
+def _new_path(name: str) -> Path:
+    return RESULTS / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def open_run(path: str | Path) -> Run:
+    """Read a run directory.
+
+    Raises:
+        RecordsError: not a run, of another version, or damaged.
+    """
+    run_dir = RunDirectory.open(Path(path))
+    manifest = run_dir.read_manifest()
+    records, notices = run_dir.read()
+    unique = {r.case_id: r for r in records}
+    if len(unique) != len(records):
+        raise RecordsError(f"{run_dir.records_path} has a case twice; start a new run")
+    judged, floor = verdicts.judge(records)
+    manifest |= {"noise_floor": floor.floor, "delta": floor.delta, "noise_pairs": floor.pairs}
+    return Run(path=Path(path), rows=judged, manifest=manifest, notices=notices)
+
+
+def rebuild_report(path: str | Path) -> Run:
+    """CSV, Parquet, plots and HTML again, from the records of a run directory.
+
+    Raises:
+        RecordsError: not a run, of another version, or damaged.
+    """
+    return _report(RunDirectory.open(Path(path)))
+
+
+def _report(run_dir: RunDirectory) -> Run:
+    from attnbench.report.build import build_report
+
+    run = open_run(run_dir.path)
+    run_dir.write_manifest(run.manifest)
+    files = build_report(run.path, run.rows, dict(run.manifest), [*run.manifest.get("notices", []), *run.notices])
+    return Run(path=run.path, rows=run.rows, manifest=run.manifest, notices=[*run.notices, *files.problems])
+
+
+def export(
+    *,
+    exporter: str = "onnx-attention",
+    part: str = "block",
+    variant: str = "self",
+    num_heads: int = 8,
+    head_dim: int = 64,
+    dtype: str = "fp32",
+    opset: int | None = None,
+    seed: int = 0,
+    out: Path,
+) -> "Artifact":
+    """Write one problem as one ONNX file, verified at three T through a runtime that is installed.
+
+    Raises:
+        InputError: a wrong value; nothing was written.
+        AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
+    """
+    from attnbench.sweep import single
+
+    artifact, _ = single.export(
+        exporter=exporter, part=part, variant=variant, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
+        opset=opset, seed=seed, out=Path(out),
+    )  # fmt: skip
+    return artifact
+
+
+def reference_attention(
+    q: "Array", k: "Array", v: "Array", *, scale: float | None = None, mask: str = "none"
+) -> "Array":
+    """Attention in float64 by the judge of all runtimes: q (B, H, q_len, D), k and v (B, H, kv_len, D)."""
+    from attnbench.reference import reference_attention as judge
+
+    return judge(q, k, v, scale=scale, mask=mask)

@@ -1,0 +1,217 @@
+"""What all problem groups of a run share: the sweep, the probes, the forkservers, the verified artifacts."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench import plugins
+from attnbench.errors import (
+    AttnbenchError,
+    ExportError,
+    UnavailableError,
+    UnsupportedError,
+    WorkerError,
+    WorkerOutOfMemory,
+    WorkerTimeout,
+)
+from attnbench.interfaces import Probe, Settings
+from attnbench.measure import numerics
+from attnbench.problem import Problem
+from attnbench.sweep.cases import Exported
+from attnbench.sweep.grid import TORCH, Arm, Sweep
+from attnbench.sweep.rundir import RunDirectory
+from attnbench.sweep.workers import ForkServer, ForkServers, Worker
+
+# A worker imports nothing of a plug-in before its fork, unless the plug-in is our own and was seen to be safe.
+ALWAYS_PRELOADED = ("attnbench.sweep.tasks",)
+# No example has these sizes (batch_size, q_len, kv_len of cross): one token, odd lengths, a batch.
+VERIFY_AT = ((2, 1, 4), (1, 5, 9), (3, 33, 17))
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """The run as its problem groups see it."""
+
+    sweep: Sweep
+    threads: int
+    arms: list[Arm]
+    runtime_probes: Mapping[str, Probe]
+    exporter_probes: Mapping[str, Probe]
+    run_dir: RunDirectory
+    servers: ForkServers
+    run_id: str
+    peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
+    _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
+    _references: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def server(self, kind: plugins.Kind, name: str) -> ForkServer:
+        """The forkserver for a plug-in's workers."""
+        installed = plugins.find(kind, name)
+        probes = self.runtime_probes if kind == "runtime" else self.exporter_probes
+        preload = tuple(probes[name].traits.get("preload", ())) if installed.builtin else ()
+        return self.servers.get((*preload, *ALWAYS_PRELOADED))
+
+    def reference_server(self) -> ForkServer:
+        """The forkserver for references: NumPy for the judge, torch for eager."""
+        return self.servers.get(("torch", *ALWAYS_PRELOADED))
+
+    def worker(self, server: ForkServer, log_name: str) -> Worker:
+        """A fresh worker under the run's memory limit; what it prints goes to logs/."""
+        log_path = self.run_dir.path / "logs" / f"{log_name}.log"
+        return Worker(server, memory_limit_bytes=self.sweep.memory_limit_bytes, log_path=log_path)
+
+    def settings(self) -> dict[str, Any]:
+        """How every arm is asked to run, as JSON."""
+        return asdict(Settings(threads=self.threads, seed=self.sweep.seed))
+
+    def reference(self, problem: Problem) -> dict[str, Any]:
+        """The judge's outputs of a problem (see `Tasks.reference`).
+
+        Raises:
+            WorkerError: it could not be computed.
+        """
+        with self.worker(self.reference_server(), "reference") as worker:
+            return worker.ask(
+                "reference",
+                timeout_s=max(self.sweep.timeout_s, 60.0),
+                problem=problem.as_dict(),
+                seed=self.sweep.seed,
+                folder=str(self.run_dir.work_path),
+            )
+
+    def exported(self, arm: Arm, problem: Problem) -> Exported | None:
+        """The arm's artifact, exported and verified once per file; None for torch arms.
+
+        Raises:
+            AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
+        """
+        if arm.exporter == TORCH:
+            return None
+        opset = arm.opset if arm.opset is not None else self.default_opset(arm.exporter)
+        # Support may depend on the lengths (a causal mask with q_len != kv_len), so those count too.
+        key = (arm.exporter, opset, f"{problem.static_key()}{problem.q_len == problem.kv_len}")
+        if key not in self._exported:
+            try:
+                self._exported[key] = self._export(arm.exporter, opset, problem)
+            except AttnbenchError as err:
+                self._exported[key] = err
+        found = self._exported[key]
+        if isinstance(found, AttnbenchError):
+            raise found
+        return found
+
+    def default_opset(self, exporter: str) -> int:
+        """The opset that an exporter writes unless asked for another.
+
+        Raises:
+            UnavailableError: the exporter cannot work here.
+        """
+        probe = self.exporter_probes[exporter]
+        if not probe.available:
+            raise UnavailableError(with_fix(probe))
+        return int(probe.traits["opsets"][0])
+
+    def _export(self, exporter: str, opset: int, problem: Problem) -> Exported:
+        probe = self.exporter_probes[exporter]
+        if not probe.available:
+            raise UnavailableError(with_fix(probe))
+        path = self.run_dir.path / "artifacts" / f"{exporter}-opset{opset}-{problem.static_key()}.onnx"
+        with self.worker(self.server("exporter", exporter), f"export-{exporter}") as worker:
+            made = worker.ask(
+                "export",
+                timeout_s=max(self.sweep.timeout_s, 60.0),
+                exporter=exporter,
+                problem=problem.at(q_len=8, kv_len=6 if problem.q_len != problem.kv_len else 8, batch_size=2).as_dict(),
+                opset=opset,
+                path=str(path),
+                seed=self.sweep.seed,
+            )
+        if made["artifact"]["opset"] != opset:
+            raise ExportError(f"{exporter} was asked for opset {opset} and says it wrote {made['artifact']['opset']}")
+        return Exported(
+            artifact=made["artifact"], export_ms=made["export_ms"], verified=self._verify(made["artifact"], problem)
+        )
+
+    def _verify(self, artifact: dict[str, Any], problem: Problem) -> str:
+        """Run the file at sizes that no example had, through the first runtime here that can.
+
+        Raises:
+            ExportError: every runtime that can run it says that it is wrong; the first one's words.
+        """
+        sizes = [self._verification_problem(problem, size) for size in VERIFY_AT]
+        refused: list[str] = []
+        wrong: list[str] = []
+        for name, probe in self.runtime_probes.items():
+            if not (probe.available and probe.traits.get("takes_artifact")):
+                continue
+            try:
+                self._verify_through(name, artifact, sizes)
+            except UnsupportedError as err:
+                refused.append(f"{name}: {err}")
+            except AttnbenchError as err:
+                wrong.append(f"{Path(artifact['path']).name} does not do what it should in {name}: {err}")
+            else:
+                return f"{name} at T = {', '.join(str(p.q_len) for p in sizes)}"
+        if wrong:
+            raise ExportError(wrong[0])
+        return f"unverified: {'; '.join(refused) or 'no runtime that takes artifacts is available'}"
+
+    @staticmethod
+    def _verification_problem(problem: Problem, size: tuple[int, int, int]) -> Problem:
+        batch_size, q_len, kv_len = size
+        free = problem.variant == "cross" or problem.q_len != problem.kv_len
+        return problem.at(q_len=q_len, kv_len=kv_len if free else q_len, batch_size=batch_size)
+
+    def _verify_through(self, runtime: str, artifact: dict[str, Any], sizes: list[Problem]) -> None:
+        with self.worker(self.server("runtime", runtime), f"verify-{runtime}") as worker:
+            timeout_s = self.sweep.timeout_s
+            worker.ask(
+                "load",
+                timeout_s=timeout_s,
+                runtime=runtime,
+                problem=sizes[0].as_dict(),
+                artifact=artifact,
+                settings=self.settings(),
+            )
+            for size in sizes:
+                for input_class, judge in self._small_reference(size).items():
+                    found = worker.ask(
+                        "check",
+                        timeout_s=timeout_s,
+                        problem=size.as_dict(),
+                        input_class=input_class,
+                        reference=judge["path"],
+                        rows=judge["rows"],
+                    )
+                    ok, reason = numerics.judge_agreement(
+                        numerics.Agreement(**found["agreement"]), limits_of(size, judge)
+                    )
+                    if not ok:
+                        raise ExportError(f"at {size.label()}, inputs {input_class}: {reason}")
+
+    def _small_reference(self, size: Problem) -> dict[str, Any]:
+        key = (size.problem_id, "verify")
+        if key not in self._references:
+            self._references[key] = self.reference(size)
+        return self._references[key]
+
+    def machine_peak(self, dtype: str) -> dict[str, Any] | None:
+        """The measured machine peak in a dtype; None when it could not be measured (the reason is in the manifest)."""
+        return self.peaks.get(dtype)
+
+
+def limits_of(problem: Problem, judge: Mapping[str, Any]) -> numerics.Limits:
+    """What an output of this problem may differ by, from the judge's floor and torch eager's error."""
+    eager = judge["eager"]["worst_row_rel_err"]
+    return numerics.limits(problem.dtype, judge["floor"], eager, part=problem.part)
+
+
+def with_fix(probe: Probe) -> str:
+    """Why a plug-in is unavailable, and what to type."""
+    return f"{probe.reason}; {probe.fix}" if probe.fix else probe.reason
+
+
+def is_fatal_for_group(err: AttnbenchError) -> bool:
+    """Whether a failed reference means that the problem itself is too big or too slow here."""
+    return isinstance(err, WorkerOutOfMemory | WorkerTimeout | WorkerError)

@@ -1,0 +1,311 @@
+"""A sweep: what the user asked, checked, and the problems and arms that it means."""
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from attnbench.errors import InputError
+from attnbench.problem import DType, Part, Problem, Variant, digest
+
+DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
+DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
+DEFAULT_BASELINE = "torch-sdpa"
+# Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
+NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
+TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
+
+
+class Sweep(BaseModel):
+    """The grid and how it is run. The names are those of the flags and of a TOML file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "default"
+    part: tuple[str, ...] = ("block",)
+    variants: tuple[str, ...] = ("self", "cross", "causal")
+    seq_lens: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
+    kv_lens: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = (1,)
+    num_heads: tuple[int, ...] = (8,)
+    head_dims: tuple[int, ...] = (64,)
+    dtypes: tuple[str, ...] = ("fp32",)
+    mask: str | None = None
+    exporters: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    opset: tuple[int, ...] = ()
+    baseline: str = DEFAULT_BASELINE
+    threads: int | None = None
+    seed: int = 0
+    time_budget_s: float | None = 300.0
+    timeout_s: float = 60.0
+    memory_limit_bytes: int | None = None
+    require: tuple[str, ...] = ()
+    oom_skip: bool = True
+
+    @field_validator(
+        *("part", "variants", "seq_lens", "kv_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
+        *("exporters", "runtimes", "opset", "require"),
+        mode="after",
+    )
+    @classmethod
+    def _no_duplicates(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in values:
+            if values.count(value) > 1:
+                raise ValueError(f"{value!r} is given twice; name each value once")
+        return values
+
+    @field_validator("part", "variants", "seq_lens", "batch_sizes", "num_heads", "head_dims", "dtypes", mode="after")
+    @classmethod
+    def _not_empty(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not values:
+            raise ValueError("is empty; name at least one value")
+        return values
+
+    @field_validator("threads", mode="after")
+    @classmethod
+    def _threads(cls, value: int | None) -> int | None:
+        if value is not None and not 1 <= value <= 4096:
+            raise ValueError(f"must be between 1 and 4096, got {value}")
+        return value
+
+    @field_validator("seed", mode="after")
+    @classmethod
+    def _seed(cls, value: int) -> int:
+        if not 0 <= value < 2**63:
+            raise ValueError(f"must be between 0 and 2^63 - 1, got {value}")
+        return value
+
+    @field_validator("time_budget_s", "timeout_s", mode="after")
+    @classmethod
+    def _positive(cls, value: float | None) -> float | None:
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"must be a finite number of seconds above 0, got {value}")
+        return value
+
+    @field_validator("memory_limit_bytes", mode="after")
+    @classmethod
+    def _memory(cls, value: int | None) -> int | None:
+        if value is not None and value < 256 << 20:
+            raise ValueError(f"must be at least 256MiB (a worker with torch loaded needs that), got {value} bytes")
+        return value
+
+
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "quick": {"variants": ("self", "causal"), "seq_lens": (128, 512, 1024), "time_budget_s": 50.0},
+    "default": {},
+    "full": {
+        "part": ("block", "core"),
+        "batch_sizes": (1, 8),
+        "time_budget_s": None,
+    },
+}
+
+# How the flags of the command line and the keys of a TOML file may also be written.
+ALIASES = {"parts": "part", "time_budget": "time_budget_s", "timeout": "timeout_s", "opsets": "opset",
+           "memory_limit": "memory_limit_bytes", "heads": "num_heads", "head_dim": "head_dims",
+           "batch_size": "batch_sizes", "dtype": "dtypes"}  # fmt: skip
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of `8GiB`, `512MiB`, `1000000`.
+
+    Raises:
+        InputError: not a size.
+    """
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)", str(text).strip())
+    unit = match[2].lower() if match else None
+    if match is None or unit not in _UNITS:
+        raise InputError(f"a size is a number with a unit such as 512MiB or 8GiB, got {text!r}")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def parse_duration(text: str | float) -> float:
+    """Seconds of `300s`, `5m`, `1h`, `90`.
+
+    Raises:
+        InputError: not a duration.
+    """
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", str(text).strip())
+    if match is None or match[2] not in _TIMES:
+        raise InputError(f"a duration is a number with a unit such as 90s, 5m or 1h, got {text!r}")
+    return float(match[1]) * _TIMES[match[2]]
+
+
+def nearest(value: str, names: Iterable[str]) -> str:
+    """`; did you mean X?` when a known name is close."""
+    close = difflib.get_close_matches(value, list(names), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def resolve(sweep: str | Path | None, overrides: Mapping[str, Any]) -> Sweep:
+    """A built-in name or a TOML file, with flags on top.
+
+    Raises:
+        InputError: an unknown sweep, key or value; the message has value, rule and way out.
+    """
+    name = str(sweep) if sweep is not None else "default"
+    if name in BUILT_IN:
+        fields: dict[str, Any] = {"name": name, **BUILT_IN[name]}
+    else:
+        fields = {"name": Path(name).stem, **_read_toml(name)}
+    fields |= {k: v for k, v in _canonical(overrides, "flags").items() if v is not None}
+    return validate(fields, where=f"sweep {name}")
+
+
+def _read_toml(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix != ".toml" and not path.exists():
+        raise InputError(
+            f"no sweep {name!r}; built in: {', '.join(BUILT_IN)}; or name a .toml file{nearest(name, BUILT_IN)}"
+        )
+    try:
+        with path.open("rb") as f:
+            return _canonical(tomllib.load(f), str(path))
+    except OSError as err:
+        raise InputError(f"cannot read the sweep file {name!r}: {err.strerror}; name a readable .toml file") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise InputError(f"{name!r} is not TOML: {err}") from err
+
+
+def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        target = ALIASES.get(key.replace("-", "_"), key.replace("-", "_"))
+        if target not in Sweep.model_fields:
+            known = [*Sweep.model_fields, *ALIASES]
+            raise InputError(f"{where}: no key {key!r}; known: {', '.join(Sweep.model_fields)}{nearest(key, known)}")
+        if target in result:
+            raise InputError(f"{where}: {target!r} is given twice ({key!r} is another name for it); keep one")
+        if isinstance(value, str) and target in ("time_budget_s", "timeout_s"):
+            value = parse_duration(value)
+        elif isinstance(value, str) and target == "memory_limit_bytes":
+            value = parse_size(value)
+        elif target != "mask" and isinstance(value, str | int) and _is_list(target) and not isinstance(value, bool):
+            value = (value,)
+        result[target] = value
+    return result
+
+
+def _is_list(field: str) -> bool:
+    return "tuple" in str(Sweep.model_fields[field].annotation)
+
+
+def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
+    """A checked sweep: field by field, then every problem that it means.
+
+    Raises:
+        InputError: the first thing that is wrong.
+    """
+    try:
+        sweep = Sweep.model_validate(dict(fields), strict=False)
+    except ValidationError as err:
+        first = err.errors()[0]
+        key = ".".join(str(x) for x in first["loc"])
+        text = str(first["msg"]).removeprefix("Value error, ")
+        raise InputError(f"{where}: {key} {text} (got {first['input']!r})") from err
+    if sweep.kv_lens and not _takes_kv_lens(sweep):
+        raise InputError(
+            f"kv_lens {list(sweep.kv_lens)} needs variant cross (or part core with causal), "
+            f"got variants {', '.join(sweep.variants)}; add cross or leave kv_lens out"
+        )
+    for problem in problems(sweep):
+        if sweep.mask is not None and sweep.mask != problem.mask:
+            raise InputError(
+                f"variant {problem.variant} means mask {problem.mask}, got mask {sweep.mask!r}; leave one of them out"
+            )
+    return sweep
+
+
+def _takes_kv_lens(sweep: Sweep) -> bool:
+    return "cross" in sweep.variants or ("core" in sweep.part and "causal" in sweep.variants)
+
+
+def problems(sweep: Sweep) -> list[Problem]:
+    """All problems of the sweep, short T first, so that what a time budget cuts off is the longest T.
+
+    Raises:
+        ProblemError: a size or name that cannot be.
+    """
+    found = [
+        Problem.make(
+            part=cast(Part, part),
+            variant=cast(Variant, variant),
+            seq_len=seq_len,
+            kv_len=kv_len,
+            batch_size=batch_size,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            dtype=cast(DType, dtype),
+        )
+        for seq_len in sweep.seq_lens
+        for batch_size in sweep.batch_sizes
+        for num_heads in sweep.num_heads
+        for head_dim in sweep.head_dims
+        for dtype in sweep.dtypes
+        for part in sweep.part
+        for variant in sweep.variants
+        for kv_len in _kv_lens(sweep, part, variant)
+    ]
+    unique = {p.problem_id: p for p in found}
+    return sorted(unique.values(), key=lambda p: p.batch_size * p.q_len * max(p.q_len, p.kv_len))
+
+
+def _kv_lens(sweep: Sweep, part: str, variant: str) -> Sequence[int | None]:
+    takes = variant == "cross" or (part, variant) == ("core", "causal")
+    return sweep.kv_lens if sweep.kv_lens and takes else (None,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What competes: exporter x runtime x settings."""
+
+    exporter: str  # "torch" for runtimes that run the torch block
+    runtime: str
+    opset: int | None = None  # as asked; None: the exporter's default
+
+    @property
+    def label(self) -> str:
+        """`onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`, `torch-sdpa`."""
+        if self.exporter == TORCH:
+            return self.runtime
+        return f"{self.exporter}{f'[opset={self.opset}]' if self.opset else ''}@{self.runtime}"
+
+    def case_id(self, problem: Problem) -> str:
+        """12 hex digits that depend on the problem and the arm, not on versions or the machine."""
+        return digest({"problem": problem.as_dict(), "arm": self.label})
+
+
+def arms(sweep: Sweep, takes_artifact: Mapping[str, bool]) -> list[Arm]:
+    """The arms of the sweep, the baseline first; `takes_artifact` says it of every runtime selected.
+
+    The baseline is added when it was not selected.
+    """
+    exporters = sweep.exporters or DEFAULT_EXPORTERS
+    chosen: list[Arm] = []
+    for runtime in selected_runtimes(sweep):
+        if not takes_artifact[runtime]:
+            chosen.append(Arm(exporter=TORCH, runtime=runtime))
+            continue
+        for exporter in exporters:
+            for opset in sweep.opset or (None,):
+                chosen.append(Arm(exporter=exporter, runtime=runtime, opset=opset))
+    if not sweep.exporters and not sweep.runtimes:
+        chosen = [a for a in chosen if a.label not in NOT_DEFAULT_ARMS]
+    return sorted(chosen, key=lambda a: a.label != sweep.baseline)
+
+
+def selected_runtimes(sweep: Sweep) -> list[str]:
+    """The runtimes that the sweep needs, the baseline's included."""
+    names = list(sweep.runtimes or DEFAULT_RUNTIMES)
+    baseline = sweep.baseline.rsplit("@", 1)[-1]
+    return names if baseline in names else [*names, baseline]

@@ -1,0 +1,235 @@
+"""One problem, all arms: reference -> load -> check -> time (interleaved) -> memory -> records."""
+
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from attnbench.errors import AttnbenchError, WorkerError
+from attnbench.measure import numerics
+from attnbench.problem import Problem, digest
+from attnbench.records import Record
+from attnbench.sweep import rounds, rows
+from attnbench.sweep.bench import Bench, limits_of, with_fix
+from attnbench.sweep.cases import Case, ParkedArm
+from attnbench.sweep.grid import Arm
+from attnbench.sweep.progress import Progress
+from attnbench.sweep.rundir import Samples
+from attnbench.sweep.workers import Worker
+
+LONG_CALL_NS = 200_000_000  # calls over 0.2 s are warm after the two of the check
+
+
+@dataclass(kw_only=True)
+class Group:
+    """A problem and its cases."""
+
+    bench: Bench
+    problem: Problem
+    progress: Progress
+    known_oom: dict[str, Problem]  # arm label and shape family -> the smallest problem that had no memory
+    cases: list[Case] = field(default_factory=list)
+    lanes: list[rounds.Lane] = field(default_factory=list)
+    judges: dict[str, Any] = field(default_factory=dict)
+    timing_spent_s: float = 0.0
+
+    def run(self, budget_s: float) -> tuple[list[Record], Samples]:
+        """Every case's record, and the raw samples."""
+        self.cases = [self._opened(arm) for arm in self.bench.arms]
+        self._make_artifacts()
+        self._make_reference()
+        with ExitStack() as stack:
+            parked = self._park_all(stack)
+            if self.lanes:
+                self._time(budget_s)
+                self._prove_honest(parked)
+        for case in self.cases:
+            if case.lane is not None and case.is_open:
+                self._measure_memory(case)
+        for case in self.cases:
+            self._conclude(case)
+        return rows.records_of(self.bench, self.cases, self.lanes), rows.samples_of(self.cases, self.lanes)
+
+    def _opened(self, arm: Arm) -> Case:
+        case = Case(problem=self.problem, arm=arm, started_at_utc=utc_now())
+        probe = self.bench.runtime_probes[arm.runtime]
+        smaller = self.known_oom.get(oom_key(arm, self.problem))
+        if not probe.available:
+            case.decide("unavailable", with_fix(probe))
+        elif smaller is not None:
+            case.decide("skipped", f"out of memory at {smaller.label()}; --no-oom-skip tries all the same")
+        return case
+
+    def _make_artifacts(self) -> None:
+        for case in self.cases:
+            if case.is_open:
+                self.progress.say(f"{self.problem.label()}: export {case.arm.exporter}")
+                try:
+                    case.exported = self.bench.exported(case.arm, self.problem)
+                except AttnbenchError as err:
+                    case.fail(err)
+
+    def _make_reference(self) -> None:
+        if not any(case.is_open for case in self.cases):
+            return
+        self.progress.say(f"{self.problem.label()}: float64 reference")
+        try:
+            self.judges = self.bench.reference(self.problem)
+        except AttnbenchError as err:
+            for case in self.cases:
+                case.fail(err, "no reference, so nothing can be judged")
+            return
+        for case in self.cases:
+            case.limits = {name: limits_of(self.problem, judge) for name, judge in self.judges.items()}
+            case.floor = self.judges["normal"]["floor"]
+            case.eager_error = self.judges["normal"]["eager"]["worst_row_rel_err"]
+
+    def _park_all(self, stack: ExitStack) -> dict[str, Worker]:
+        """Load, check and warm up every open case, and the baseline's replica; the workers by lane."""
+        parked: dict[str, Worker] = {}
+        for case in self.cases:
+            if not case.is_open:
+                continue
+            self.progress.say(f"{self.problem.label()}: check {case.arm.label}")
+            replicas = (0, 1) if case.arm.label == self.bench.sweep.baseline else (0,)
+            for replica in replicas:
+                if case.is_open:
+                    self._park(case, replica, stack, parked)
+        return parked
+
+    def _park(self, case: Case, replica: int, stack: ExitStack, parked: dict[str, Worker]) -> None:
+        timeout_s = self.bench.sweep.timeout_s
+        try:
+            worker = stack.enter_context(self._worker(case))
+            worker.ask("load", timeout_s=timeout_s, **self._loading(case))
+            took_ns = self._check(case, worker)
+            facts = worker.ask("facts", timeout_s=timeout_s)
+            if took_ns < LONG_CALL_NS and case.is_open:
+                took_ns = worker.ask("warm_up", timeout_s=timeout_s)["typical_ns"]
+        except AttnbenchError as err:
+            case.fail(err)
+            return
+        case.facts = case.facts or facts
+        if case.is_open:
+            parked[f"{case.arm.label}#{replica}"] = worker
+            lane = rounds.Lane(
+                arm=case.arm.label,
+                replica=replica,
+                parked=ParkedArm(worker=worker, timeout_s=timeout_s),
+                call_s=took_ns / 1e9,
+            )
+            self.lanes.append(lane)
+            case.lane = case.lane or lane
+
+    def _worker(self, case: Case) -> Worker:
+        server = self.bench.server("runtime", case.arm.runtime)
+        return self.bench.worker(server, case.arm.label)
+
+    def _loading(self, case: Case) -> dict[str, Any]:
+        return {
+            "runtime": case.arm.runtime,
+            "problem": self.problem.as_dict(),
+            "artifact": case.exported.artifact if case.exported else None,
+            "settings": self.bench.settings(),
+        }
+
+    def _check(self, case: Case, worker: Worker) -> int:
+        """Both input classes; `peaked` first, so that `normal` stays bound for the timing. Time of the last call."""
+        took_ns = 0
+        for name in ("peaked", "normal"):
+            judge = self.judges[name]
+            found = worker.ask(
+                "check",
+                timeout_s=self.bench.sweep.timeout_s,
+                problem=self.problem.as_dict(),
+                input_class=name,
+                reference=judge["path"],
+                rows=judge["rows"],
+            )
+            case.agreements[name] = numerics.Agreement(**found["agreement"])
+            took_ns = found["first_call_ns"]
+            ok, reason = numerics.judge_agreement(case.agreements[name], case.limits[name])
+            if not ok:
+                case.decide("mismatch", f"inputs {name}: {reason}")
+        return took_ns
+
+    def _time(self, budget_s: float) -> None:
+        label = self.problem.label()
+        rng = random.Random(digest([self.bench.sweep.seed, self.problem.problem_id]))
+        self.lanes.sort(key=lambda lane: (lane.arm != self.bench.sweep.baseline, lane.replica != 0))
+        start = time.monotonic()
+        rounds.run_rounds(
+            self.lanes,
+            rng=rng,
+            threads=self.bench.threads,
+            budget_s=budget_s,
+            between=lambda done: self.progress.say(f"{label}: round {done}, {len(self.lanes)} workers"),
+        )
+        self.timing_spent_s = time.monotonic() - start
+
+    def _prove_honest(self, parked: dict[str, Worker]) -> None:
+        """The last timed call still computed what it should, and not from memory."""
+        judge = self.judges["normal"]
+        for case in self.cases:
+            if case.lane is None:
+                continue
+            if case.lane.failure is not None:
+                case.fail(case.lane.failure)
+                continue
+            worker = parked[f"{case.arm.label}#0"]
+            try:
+                found = worker.ask(
+                    "recheck",
+                    timeout_s=self.bench.sweep.timeout_s,
+                    problem=self.problem.as_dict(),
+                    reference=judge["path"],
+                    rows=judge["rows"],
+                )
+                ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), case.limits["normal"])
+                if not ok:
+                    case.decide("mismatch", f"after timing: {reason}")
+                median_ns = int(rows.latency_ns(case.lane).mid)
+                worker.ask(
+                    "refuse_memoised",
+                    timeout_s=self.bench.sweep.timeout_s,
+                    problem=self.problem.as_dict(),
+                    median_ns=median_ns,
+                )
+            except AttnbenchError as err:
+                case.fail(err, "after timing")
+
+    def _measure_memory(self, case: Case) -> None:
+        """Peak memory, loading and first call, in a fresh process with nothing else running."""
+        self.progress.say(f"{self.problem.label()}: memory of {case.arm.label}")
+        timeout_s = self.bench.sweep.timeout_s
+        try:
+            with self._worker(case) as worker:
+                case.load_ms = worker.ask("load", timeout_s=timeout_s, **self._loading(case))["load_ms"]
+                peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict())
+                case.build_ms = worker.ask("facts", timeout_s=timeout_s)["build_ms"]
+        except WorkerError as err:
+            case.fail(err, "in the fresh process that measures memory")
+            return
+        except AttnbenchError as err:
+            case.memory_reason = str(err)
+            return
+        case.first_call_ms = peak["first_call_ns"] / 1e6
+        case.peak_host_bytes, case.kept_host_bytes = peak["peak_bytes"], peak["kept_bytes"]
+        case.memory_reason = peak["reason"]
+
+    def _conclude(self, case: Case) -> None:
+        if case.status == "oom" and self.bench.sweep.oom_skip:
+            self.known_oom.setdefault(oom_key(case.arm, self.problem), self.problem)
+        case.decide("ok", "")
+
+
+def oom_key(arm: Arm, problem: Problem) -> str:
+    """What shares the fate of an arm that ran out of memory: the same problem at any larger length."""
+    return f"{arm.label} {problem.static_key()} {problem.batch_size}"
+
+
+def utc_now() -> str:
+    """`2026-01-31T12:00:00Z`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

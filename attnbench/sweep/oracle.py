@@ -1,0 +1,94 @@
+"""The judge's side of a problem group: float64 outputs in files, the dtype's floor, torch eager's own error."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnbench.inputs import INPUT_CLASSES, make_inputs, make_weights
+from attnbench.interfaces import Array
+from attnbench.measure import numerics
+from attnbench.problem import Problem
+from attnbench.reference import reference_output, sample_rows
+
+# Above this many scores the judge looks at sampled rows (8 heads x 4096 x 4096 is judged whole).
+MAX_WHOLE_SCORES = 150_000_000
+SAMPLED_ROWS = 256
+# Above this length torch eager, the second reference, runs on sampled rows (fp16 on a CPU does 1 GFLOP/s).
+MAX_EAGER_LEN = 1024
+SAMPLED_EAGER_ROWS = 64
+
+
+def judged_rows(problem: Problem) -> NDArray[np.int64] | None:
+    """The query positions that the judge looks at; None: all."""
+    scores = problem.batch_size * problem.num_heads * problem.q_len * problem.kv_len
+    if scores <= MAX_WHOLE_SCORES or problem.q_len <= SAMPLED_ROWS:
+        return None
+    return sample_rows(problem.q_len, SAMPLED_ROWS)
+
+
+def make_reference(problem: Problem, seed: int, folder: Path) -> dict[str, Any]:
+    """Write `<class>.npy` (float64) to the folder.
+
+    Returns:
+        Per input class: path, rows (None: all), floor (worst row error of the reference rounded once), and eager
+        (the agreement of torch eager in the same dtype, on at most sampled rows).
+    """
+    weights = make_weights(problem, seed=seed)
+    rows = judged_rows(problem)
+    result: dict[str, Any] = {}
+    for input_class in INPUT_CLASSES:
+        inputs = make_inputs(problem, seed=seed, input_class=input_class)
+        expected = reference_output(problem, inputs, weights, rows=rows)
+        path = folder / f"{problem.problem_id}-{input_class}.npy"
+        np.save(path, expected)
+        positions = np.arange(problem.q_len) if rows is None else rows
+        if problem.q_len > MAX_EAGER_LEN:
+            chosen = np.linspace(0, len(positions) - 1, SAMPLED_EAGER_ROWS).astype(np.int64)
+        else:
+            chosen = np.arange(len(positions))
+        eager = torch_eager_rows(problem, inputs, weights, positions[chosen])
+        result[input_class] = {
+            "path": str(path),
+            "rows": None if rows is None else rows.tolist(),
+            "floor": numerics.floor_error(expected, problem.dtype),
+            "eager": asdict(numerics.compare(eager, expected[..., chosen, :])),
+        }
+    return result
+
+
+def torch_eager_rows(
+    problem: Problem, inputs: dict[str, Array], weights: dict[str, Array], rows: NDArray[np.int64]
+) -> Array:
+    """What torch computes eagerly, in the problem's dtype, for some query positions of the problem.
+
+    Shapes: (B, len(rows), E) for a block, (B, H, len(rows), D) for a core.
+    """
+    import torch
+
+    from attnbench.torch_model import from_torch, to_torch
+
+    tensors = {name: to_torch(array) for name, array in {**inputs, **weights}.items()}
+    index = torch.from_numpy(rows)
+    with torch.inference_mode():
+        if problem.part == "core":
+            q, k, v = tensors["q"][:, :, index], tensors["k"], tensors["v"]
+        else:
+            query = tensors["query" if problem.variant == "cross" else "x"][:, index]  # (B, rows, E)
+            context = tensors["context" if problem.variant == "cross" else "x"]  # (B, kv_len, E)
+            heads = (problem.num_heads, problem.head_dim)
+            q, k, v = (
+                (source @ tensors[name]).unflatten(-1, heads).transpose(1, 2)  # (B, H, len, D)
+                for source, name in ((query, "w_q"), (context, "w_k"), (context, "w_v"))
+            )
+        scores = q @ k.mT * problem.scale  # (B, H, rows, kv_len)
+        if problem.mask == "causal_top_left":
+            later = torch.arange(problem.kv_len) > index[:, None]  # (rows, kv_len)
+            scores = scores.masked_fill(later, float("-inf"))
+        y = torch.softmax(scores, dim=-1) @ v  # (B, H, rows, D)
+        if problem.part == "block":
+            y = y.transpose(1, 2).flatten(-2) @ tensors["w_o"]  # (B, rows, E)
+    result: Array = from_torch(y)
+    return result

@@ -1,0 +1,256 @@
+"""From a finished problem group to its records and raw samples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbench import __version__
+from attnbench.measure import roofline
+from attnbench.measure import statistics as stats
+from attnbench.problem import Problem
+from attnbench.records import COLUMNS, Record
+from attnbench.sweep import rounds
+from attnbench.sweep.bench import Bench
+from attnbench.sweep.cases import Case
+from attnbench.sweep.rundir import Samples
+
+NS_PER_MS = 1e6
+
+
+def latency_ns(lane: rounds.Lane) -> stats.Interval:
+    """Median and rank interval over rounds of block medians."""
+    return stats.latency(lane.medians)
+
+
+def samples_of(cases: Sequence[Case], lanes: Sequence[rounds.Lane]) -> Samples:
+    """case_id -> replica -> round -> nanoseconds, of everything that was timed."""
+    ids = {case.arm.label: case.case_id for case in cases}
+    found: dict[str, dict[int, Mapping[int, list[int]]]] = {}
+    for lane in lanes:
+        if lane.samples:
+            found.setdefault(ids[lane.arm], {})[lane.replica] = lane.samples
+    return found
+
+
+def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]) -> list[Record]:
+    """One record per case, whatever happened to it."""
+    baseline = next((c for c in cases if c.arm.label == bench.sweep.baseline), None)
+    timed = {c.arm.label: c.lane.medians for c in cases if c.status == "ok" and c.lane is not None}
+    standings = stats.fastest_set(timed)
+    records = []
+    for case in cases:
+        fields = _identity(bench, case) | _artifact(case) | _facts(case) | _numerics(case) | _memory(case)
+        if case.lane is not None and case.lane.medians:
+            fields |= _latency(bench, case, case.lane) | _ratio(bench, case, baseline)
+        if case.arm.label in standings:
+            fields |= standings[case.arm.label]._asdict()
+            fields["fastest_p"] = fields.pop("holm_p")
+        if case is baseline and case.status == "ok":
+            fields["noise_log_ratio"] = rounds.noise_log_ratio(lanes)
+        fields["empty_reasons"] = empty_reasons(case, fields)
+        records.append(Record.model_validate(fields))
+    return records
+
+
+def _identity(bench: Bench, case: Case) -> dict[str, Any]:
+    p: Problem = case.problem
+    return {
+        "run_id": bench.run_id,
+        "started_at_utc": case.started_at_utc,
+        "case_id": case.case_id,
+        "problem_id": p.problem_id,
+        "arm": case.arm.label,
+        **p.as_dict(),
+        "embed_dim": p.embed_dim,
+        "exporter": case.arm.exporter,
+        "opset": case.exported.artifact["opset"] if case.exported else case.arm.opset,
+        "runtime": case.arm.runtime,
+        "runtime_version": bench.runtime_probes[case.arm.runtime].version or None,
+        "threads": bench.threads,
+        "status": case.status,
+        "reason": case.reason,
+        "baseline_arm": bench.sweep.baseline,
+        "flops": roofline.flops(p),
+        "bytes_min": roofline.bytes_min(p),
+        "seed": bench.sweep.seed,
+        "attnbench_version": __version__,
+        "memory_limit_bytes": bench.sweep.memory_limit_bytes,
+    }
+
+
+def _artifact(case: Case) -> dict[str, Any]:
+    if case.exported is None:
+        return {}
+    return {
+        "export_ms": case.exported.export_ms,
+        "artifact_bytes": case.exported.artifact["size_bytes"],
+        "artifact_sha256": case.exported.artifact["sha256"],
+        "artifact_verified": case.exported.verified,
+    }
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    facts = case.facts
+    if not facts:
+        return {}
+    return {
+        "runtime_version": facts["runtime_version"],
+        "device": facts["device"],
+        "device_name": facts["device_name"],
+        "threads": facts["threads"],
+        "compute_precision": facts["compute_precision"],
+        "attention_kernel": facts["attention_kernel"],
+        "kernel_evidence": facts["kernel_evidence"] or None,
+        "facts": facts["detail"],
+    }
+
+
+def _numerics(case: Case) -> dict[str, Any]:
+    found = case.agreements.get("normal")
+    peaked = case.agreements.get("peaked")
+    fields: dict[str, Any] = {}
+    if peaked is not None:
+        fields |= {
+            "peaked_worst_row_rel_err": peaked.worst_row_rel_err,
+            "peaked_worst_row_limit": case.limits["peaked"].worst_row,
+            "peaked_gain_err": peaked.gain_err,
+        }
+    if found is None:
+        return fields
+    error, limit = found.worst_row_rel_err, case.limits["normal"]
+    rows_per_position = case.problem.batch_size * (case.problem.num_heads if case.problem.part == "core" else 1)
+    return fields | {
+        "worst_row_rel_err": error,
+        "worst_row_limit": limit.worst_row,
+        "gain_limit": limit.gain,
+        "rel_fro_err": found.rel_fro_err,
+        "max_abs_err": found.max_abs_err,
+        "gain_err": found.gain_err,
+        "nan_count": found.nan_count,
+        "err_vs_floor": error / case.floor if case.floor else None,
+        "err_vs_eager": error / case.eager_error if case.eager_error else None,
+        "error_rows": found.rows,
+        "output_rows": rows_per_position * case.problem.q_len,
+    }
+
+
+def _memory(case: Case) -> dict[str, Any]:
+    return {
+        "peak_host_bytes": case.peak_host_bytes,
+        "kept_host_bytes": case.kept_host_bytes,
+        "load_ms": case.load_ms,
+        "first_call_ms": case.first_call_ms,
+        "build_ms": case.build_ms,
+    }
+
+
+def _latency(bench: Bench, case: Case, lane: rounds.Lane) -> dict[str, Any]:
+    found = latency_ns(lane)
+    samples = [ns for values in lane.samples.values() for ns in values]
+    p90, p99 = stats.percentile(samples, 0.9), stats.percentile(samples, 0.99)
+    seconds = found.mid / 1e9
+    gflops_per_s = roofline.flops(case.problem) / seconds / 1e9
+    flags = ["contended"] if lane.is_contended else []
+    peak = bench.machine_peak(case.problem.dtype)
+    fraction = None
+    if peak is not None and case.arm.runtime != "null":
+        fraction = gflops_per_s / peak["gflops_per_s"]
+        flags += ["beats_roofline"] if fraction > roofline.BEATS_ROOFLINE else []
+    return {
+        "latency_ms_median": found.mid / NS_PER_MS,
+        "latency_ms_ci_low": found.low / NS_PER_MS,
+        "latency_ms_ci_high": found.high / NS_PER_MS,
+        "latency_ms_p90": None if p90 is None else p90 / NS_PER_MS,
+        "latency_ms_p99": None if p99 is None else p99 / NS_PER_MS,
+        "sample_count": len(samples),
+        "round_count": len(lane.medians),
+        "stopped_by": lane.stopped_by or None,
+        "latency_scope": "host",
+        "gflops_per_s": gflops_per_s,
+        "peak_fraction": fraction,
+        "gbytes_per_s": roofline.bytes_min(case.problem) / seconds / 1e9,
+        "tokens_per_s": case.problem.batch_size * case.problem.q_len / seconds,
+        "flags": flags,
+    }
+
+
+def _ratio(bench: Bench, case: Case, baseline: Case | None) -> dict[str, Any]:
+    """Speed-up over the baseline, where both are right."""
+    if baseline is None or baseline.lane is None or case is baseline or case.lane is None:
+        return {}
+    if baseline.status != "ok" or case.status != "ok":
+        return {}
+    found = rounds.ratio_of([baseline.lane], case.lane)
+    if found is None:
+        return {}
+    return {"speedup_vs_baseline": found.ratio, "speedup_ci_low": found.low, "speedup_ci_high": found.high}
+
+
+def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
+    """Why each empty cell of the promised columns is empty."""
+    reasons: dict[str, str] = {}
+    for column in COLUMNS:
+        if column in ("verdict", "fastest") or fields.get(column) is not None or column not in _WHY_EMPTY:
+            continue
+        reason = _WHY_EMPTY[column]
+        if case.status != "ok" and column in _NEEDS_OK:
+            reason = f"status {case.status}"
+        elif column in ("peak_host_bytes", "kept_host_bytes") and case.memory_reason:
+            reason = case.memory_reason
+        elif column.startswith("speedup"):
+            reason = _why_no_ratio(case)
+        reasons[column] = reason
+    return reasons
+
+
+def _why_no_ratio(case: Case) -> str:
+    if case.arm.label == "" or case.lane is None:
+        return "not timed"
+    return "this is the baseline arm, or the baseline is not ok"
+
+
+_TORCH_ONLY = "torch runs the block itself: there is no file"
+_WHY_EMPTY = {
+    "opset": _TORCH_ONLY,
+    "runtime_version": "the runtime does not tell",
+    "device": "not loaded",
+    "device_name": "not loaded",
+    "threads": "the runtime does not tell",
+    "compute_precision": "not loaded",
+    "attention_kernel": "not loaded",
+    "kernel_evidence": "the kernel is unknown",
+    "latency_ms_median": "not timed",
+    "latency_ms_ci_low": "not timed",
+    "latency_ms_ci_high": "not timed",
+    "latency_ms_p90": "needs 64 samples",
+    "latency_ms_p99": "needs 662 samples",
+    "sample_count": "not timed",
+    "round_count": "not timed",
+    "stopped_by": "not timed",
+    "latency_scope": "not timed",
+    "speedup_vs_baseline": "",
+    "speedup_ci_low": "",
+    "speedup_ci_high": "",
+    "first_call_ms": "not measured",
+    "load_ms": "not measured",
+    "build_ms": "nothing is compiled ahead of the first call",
+    "export_ms": _TORCH_ONLY,
+    "peak_host_bytes": "not measured",
+    "kept_host_bytes": "not measured",
+    "peak_device_bytes": "runs on the CPU",
+    "planned_activation_bytes": "nothing is compiled for a device",
+    "artifact_bytes": _TORCH_ONLY,
+    "artifact_sha256": _TORCH_ONLY,
+    "worst_row_rel_err": "not checked",
+    "worst_row_limit": "not checked",
+    "rel_fro_err": "not checked",
+    "max_abs_err": "not checked",
+    "gain_err": "not checked",
+    "nan_count": "not checked",
+    "err_vs_floor": "not checked, or the floor is 0",
+    "err_vs_eager": "not checked, or torch eager is exact",
+    "gflops_per_s": "not timed",
+    "peak_fraction": "not timed, or the machine peak of this dtype is not known",
+    "gbytes_per_s": "not timed",
+    "tokens_per_s": "not timed",
+}
+_NEEDS_OK = frozenset(c for c, why in _WHY_EMPTY.items() if why not in (_TORCH_ONLY,) and "device" not in c)

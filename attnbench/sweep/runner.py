@@ -1,0 +1,331 @@
+"""From a sweep to a finished run directory: plan, start, run every problem group, end well whatever happens."""
+
+import contextlib
+import secrets
+import shutil
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench import __version__, plugins
+from attnbench.errors import AttnbenchError, InputError, RecordsError
+from attnbench.interfaces import Probe
+from attnbench.measure import environment, memory
+from attnbench.problem import Problem
+from attnbench.records import SCHEMA_VERSION, Record
+from attnbench.sweep import grid, rows
+from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
+from attnbench.sweep.cases import Case, ParkedArm
+from attnbench.sweep.grid import Arm, Sweep
+from attnbench.sweep.group import Group, utc_now
+from attnbench.sweep.plan import Budget, Plan, make_plan, missing_timing
+from attnbench.sweep.progress import Progress
+from attnbench.sweep.rundir import RunDirectory, Samples
+from attnbench.sweep.workers import ForkServers
+
+PEAK_SECONDS = 0.4  # per dtype
+BUDGET_SPENT = "the time budget was spent"
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """A sweep that was checked against what is installed; nothing was run or written."""
+
+    sweep: Sweep
+    plan: Plan
+    problems: list[Problem]
+    arms: list[Arm]
+    runtime_probes: dict[str, Probe]
+    exporter_probes: dict[str, Probe]
+
+
+def prepare(sweep: Sweep) -> Prepared:
+    """Check every name, ask the plug-ins, predict.
+
+    Raises:
+        InputError: an unknown exporter, runtime, baseline or required arm.
+    """
+    for name in sweep.exporters:
+        plugins.find("exporter", name)
+    runtimes = grid.selected_runtimes(sweep)
+    for name in runtimes:
+        plugins.find("runtime", name)
+    installed = list(plugins.runtimes())
+    # Any installed runtime may verify an artifact, so all selected ones are asked; the others only by `doctor`.
+    runtime_probes = plugins.probe_all("runtime", [n for n in runtimes if n in installed])
+    exporter_probes = plugins.probe_all("exporter", sweep.exporters or grid.DEFAULT_EXPORTERS)
+    takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
+    arms = grid.arms(sweep, takes)
+    labels = [arm.label for arm in arms]
+    if sweep.baseline not in labels:
+        raise InputError(
+            f"baseline {sweep.baseline!r} is none of the arms {', '.join(labels)}{grid.nearest(sweep.baseline, labels)}"
+        )
+    for name in sweep.require:
+        if name not in labels and name not in runtimes:
+            known = [*labels, *runtimes]
+            raise InputError(
+                f"required arm or runtime {name!r} is not in the sweep: {', '.join(known)}{grid.nearest(name, known)}"
+            )
+    problems = grid.problems(sweep)
+    threads = sweep.threads or environment.default_threads()
+    plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes())
+    return Prepared(
+        sweep=sweep, plan=plan, problems=problems, arms=arms,
+        runtime_probes=runtime_probes, exporter_probes=exporter_probes,
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a run left: its records and manifest, as they are on disk."""
+
+    run_dir: RunDirectory
+    records: list[Record]
+    manifest: dict[str, Any]
+
+
+def run(
+    prepared: Prepared, run_dir: RunDirectory, *, command: str, progress: Progress, resumed: bool = False
+) -> Outcome:
+    """Run every group that has no records yet. Ctrl-C keeps what is finished (manifest: interrupted)."""
+    start = time.monotonic()
+    manifest = _first_manifest(prepared, run_dir, command, resumed)
+    done, notices = _finished(run_dir, prepared) if resumed else ([], [])
+    manifest["notices"] += notices
+    run_dir.work_path.mkdir(exist_ok=True)
+    run_dir.write_manifest(manifest)
+    env, removed = environment.scrubbed_environment(prepared.plan.threads)
+    manifest["environment"]["removed_from_workers"] = removed
+    records = list(done)
+    interrupted = False
+    with ForkServers(env) as servers, _terminate_is_interrupt():
+        bench = Bench(
+            sweep=prepared.sweep, threads=prepared.plan.threads, arms=prepared.arms,
+            runtime_probes=prepared.runtime_probes, exporter_probes=prepared.exporter_probes,
+            run_dir=run_dir, servers=servers, run_id=manifest["run_id"],
+        )  # fmt: skip
+        progress.start(prepared.plan.total_s)
+        try:
+            _measure_machine(bench, manifest, prepared.problems, progress)
+            records += _run_groups(bench, prepared, done, manifest, progress, start)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            progress.stop()
+    shutil.rmtree(run_dir.work_path, ignore_errors=True)
+    records = run_dir.read()[0]
+    manifest |= {
+        "interrupted": interrupted,
+        "finished_at_utc": utc_now(),
+        "elapsed_s": round(manifest["elapsed_s"] + time.monotonic() - start, 1),
+    }
+    run_dir.write_manifest(manifest)
+    return Outcome(run_dir=run_dir, records=records, manifest=manifest)
+
+
+@contextlib.contextmanager
+def _terminate_is_interrupt() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does, so that a batch system's stop keeps what is finished."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread: the caller owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run_groups(
+    bench: Bench,
+    prepared: Prepared,
+    done: Sequence[Record],
+    manifest: dict[str, Any],
+    progress: Progress,
+    start: float,
+) -> list[Record]:
+    """Every group that is not done; its records are on disk before the next begins."""
+    finished = {r.problem_id for r in done}
+    known_oom = _known_oom(done, prepared)
+    budget = Budget(prepared.plan)
+    records: list[Record] = []
+    no_samples: Samples = {}
+    for index, problem in enumerate(prepared.problems):
+        if problem.problem_id in finished:
+            continue
+        elapsed_s = time.monotonic() - start
+        group = Group(bench=bench, problem=problem, progress=progress, known_oom=known_oom)
+        if prepared.sweep.time_budget_s is not None and elapsed_s > prepared.sweep.time_budget_s:
+            new, samples = _skipped(bench, problem), no_samples
+        else:
+            timing_s = budget.timing_s(index, elapsed_s)
+            new, samples = group.run(timing_s)
+            budget.learn(index, spent_s=time.monotonic() - start - elapsed_s, timing_budget_s=group.timing_spent_s)
+        bench.run_dir.append(problem.problem_id, new, samples)
+        records += new
+        for lane in group.lanes:
+            manifest["visits"] += lane.visits
+            manifest["contended_visits"] += lane.contended_visits
+        elapsed_s = time.monotonic() - start
+        left_s = budget.left_s(index + 1, elapsed_s)
+        progress.advance(prepared.plan.total_s * elapsed_s / (elapsed_s + left_s), left_s)
+    return records
+
+
+def _skipped(bench: Bench, problem: Problem) -> list[Record]:
+    cases = []
+    for arm in bench.arms:
+        case = Case(problem=problem, arm=arm, started_at_utc=utc_now())
+        case.decide("skipped", f"{BUDGET_SPENT}; --resume this run with a longer --time-budget")
+        cases.append(case)
+    return rows.records_of(bench, cases, [])
+
+
+def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[Problem], progress: Progress) -> None:
+    """The harness's own cost by the null runtime, and the machine peak of every dtype."""
+    for kind, probes in (("runtime", bench.runtime_probes), ("exporter", bench.exporter_probes)):
+        for name, probe in probes.items():
+            if probe.available:
+                bench.server(kind, name)  # type: ignore[arg-type]  # starts importing while the rest goes on
+    progress.say("harness overhead")
+    with bench.worker(bench.servers.get(ALWAYS_PRELOADED), "null") as worker:
+        worker.ask(
+            "load", timeout_s=60.0, runtime="null", problem=problems[0].as_dict(), artifact=None,
+            settings=bench.settings(),
+        )  # fmt: skip
+        worker.ask("bind", timeout_s=60.0, problem=Problem.make(seq_len=1).as_dict())
+        worker.ask("warm_up", timeout_s=60.0)
+        visits = [ParkedArm(worker=worker, timeout_s=60.0).visit(drop=5, keep=1000) for _ in range(3)]
+        manifest["harness_ns"] = statistics.median(visit.median_ns for visit in visits)
+    for dtype in dict.fromkeys(p.dtype for p in problems):
+        progress.say(f"machine peak {dtype}")
+        try:
+            with bench.worker(bench.reference_server(), "machine-peak") as worker:
+                bench.peaks[dtype] = worker.ask(
+                    "machine_peak", timeout_s=60.0, dtype=dtype, threads=bench.threads, seconds=PEAK_SECONDS
+                )
+        except AttnbenchError as err:
+            manifest["notices"].append(f"machine peak of {dtype} was not measured: {err}")
+    manifest["machine_peak"] = bench.peaks
+    bench.run_dir.write_manifest(manifest)
+
+
+def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, resumed: bool) -> dict[str, Any]:
+    if resumed:
+        old = run_dir.read_manifest()
+        return old | {
+            "interrupted": False, "finished_at_utc": None, "command": old["command"],
+            "time_budget_s": prepared.sweep.time_budget_s, "sweep": prepared.sweep.model_dump(mode="json"),
+            "notices": [*old.get("notices", []), f"resumed at {utc_now()}"],
+        }  # fmt: skip
+    run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "attnbench_version": __version__,
+        "command": command,
+        "started_at_utc": utc_now(),
+        "finished_at_utc": None,
+        "interrupted": False,
+        "sweep": prepared.sweep.model_dump(mode="json"),
+        "threads": prepared.plan.threads,
+        "seed": prepared.sweep.seed,
+        "baseline_arm": prepared.sweep.baseline,
+        "time_budget_s": prepared.sweep.time_budget_s,
+        "elapsed_s": 0.0,
+        "environment": environment.describe(),
+        "versions": environment.versions(),
+        "noise_floor": None,
+        "noise_pairs": 0,
+        "delta": None,
+        "harness_ns": None,
+        "visits": 0,
+        "contended_visits": 0,
+        "cases_planned": prepared.plan.case_count,
+        "machine_peak": {},
+        "runtimes": {name: _probe_row(probe) for name, probe in prepared.runtime_probes.items()},
+        "exporters": {name: _probe_row(probe) for name, probe in prepared.exporter_probes.items()},
+        "plan": dict(missing_timing(prepared.plan)),
+        "notices": list(prepared.plan.notices),
+    }
+
+
+def _probe_row(probe: Probe) -> dict[str, Any]:
+    return {"available": probe.available, "version": probe.version, "reason": probe.reason, "fix": probe.fix}
+
+
+def _finished(run_dir: RunDirectory, prepared: Prepared) -> tuple[list[Record], list[str]]:
+    """Records of whole groups; torn groups and those that only lacked time are taken out and run again."""
+    records, notices = run_dir.read()
+    expected = {p.problem_id: {a.case_id(p) for a in prepared.arms} for p in prepared.problems}
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.problem_id, []).append(record)
+    kept: list[Record] = []
+    for problem_id, rows_of_group in groups.items():
+        ids = [r.case_id for r in rows_of_group]
+        if problem_id not in expected or not set(ids) <= expected[problem_id]:
+            raise RecordsError(f"{run_dir.records_path} has cases that its sweep does not; start a new run")
+        whole = set(ids) == expected[problem_id] and len(ids) == len(set(ids))
+        out_of_time = all(r.status == "skipped" and r.reason.startswith(BUDGET_SPENT) for r in rows_of_group)
+        if whole and not out_of_time:
+            kept += rows_of_group
+        elif not whole:
+            notices.append(f"problem {problem_id} was torn ({len(ids)} of {len(expected[problem_id])}): run again")
+    run_dir.keep_only(kept)
+    return kept, notices
+
+
+def _known_oom(done: Sequence[Record], prepared: Prepared) -> dict[str, Problem]:
+    """What a resumed run already knows to be too big."""
+    from attnbench.sweep.group import oom_key
+
+    if not prepared.sweep.oom_skip:
+        return {}
+    by_id = {p.problem_id: p for p in prepared.problems}
+    arms = {a.label: a for a in prepared.arms}
+    known: dict[str, Problem] = {}
+    for record in done:
+        if record.status == "oom":
+            problem = by_id[record.problem_id]
+            known.setdefault(oom_key(arms[record.arm], problem), problem)
+    return known
+
+
+def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirectory, Prepared]:
+    """An interrupted run, ready to go on with its own settings.
+
+    Raises:
+        RecordsError: not a run directory, of another version, or of other library versions or another machine.
+    """
+    run_dir = RunDirectory.open(path)
+    manifest = run_dir.read_manifest()
+    fields: Mapping[str, Any] = manifest["sweep"]
+    if time_budget_s is not None:
+        fields = {**fields, "time_budget_s": time_budget_s}
+    sweep = grid.validate({**fields, "threads": manifest["threads"]}, where=f"sweep of {path}")
+    if manifest["attnbench_version"] != __version__:
+        raise RecordsError(
+            f"{str(path)!r} was written by attnbench {manifest['attnbench_version']}, this is {__version__}; "
+            "rows of two versions do not mix: start a new run"
+        )
+    changed = {
+        name: (old, new)
+        for name, new in environment.versions().items()
+        if (old := manifest["versions"].get(name)) != new
+    }
+    if changed:
+        name, (old, new) = next(iter(changed.items()))
+        raise RecordsError(f"{str(path)!r} ran with {name} {old}, installed is {new}: start a new run")
+    return run_dir, prepare(sweep)

@@ -1,0 +1,70 @@
+"""Exporting one problem to one verified file, outside a run."""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from attnbench import plugins
+from attnbench.errors import InputError
+from attnbench.interfaces import Artifact
+from attnbench.measure import environment
+from attnbench.problem import DType, Part, Problem, Variant
+from attnbench.sweep import grid
+from attnbench.sweep.bench import Bench
+from attnbench.sweep.rundir import FOLDERS, RunDirectory
+from attnbench.sweep.tasks import artifact_from_dict
+from attnbench.sweep.workers import ForkServers
+
+
+def export(
+    *,
+    exporter: str,
+    part: str,
+    variant: str,
+    num_heads: int,
+    head_dim: int,
+    dtype: str,
+    opset: int | None,
+    seed: int,
+    out: Path,
+) -> tuple[Artifact, str]:
+    """Export into a private folder, verify there, then move to `out`: a failure leaves nothing at `out`.
+
+    Returns:
+        The artifact at its place, and how it was verified.
+
+    Raises:
+        InputError: a wrong value or an output that cannot be written.
+        AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
+    """
+    problem = Problem.make(
+        part=cast(Part, part), variant=cast(Variant, variant), seq_len=64, num_heads=num_heads, head_dim=head_dim,
+        dtype=cast(DType, dtype),
+    )  # fmt: skip
+    plugins.find("exporter", exporter)
+    sweep = grid.Sweep(exporters=(exporter,), seed=seed, time_budget_s=None)
+    runtimes = [name for name in plugins.runtimes() if name != "null"]
+    env, _ = environment.scrubbed_environment(1)
+    try:
+        folder = tempfile.TemporaryDirectory(dir=out.parent, prefix=".export-")
+    except OSError as err:
+        raise InputError(f"cannot write to {str(out.parent)!r}: {err.strerror}; name another file") from err
+    with folder, ForkServers(env) as servers:
+        run_dir = RunDirectory(Path(folder.name))
+        for name in (*FOLDERS, run_dir.work_path.name):
+            (run_dir.path / name).mkdir()
+        bench = Bench(
+            sweep=sweep, threads=1, arms=[], run_dir=run_dir, servers=servers, run_id="export",
+            runtime_probes=plugins.probe_all("runtime", runtimes),
+            exporter_probes=plugins.probe_all("exporter", [exporter]),
+        )  # fmt: skip
+        exported = bench.exported(grid.Arm(exporter=exporter, runtime="", opset=opset), problem)
+        assert exported is not None
+        artifact = artifact_from_dict(exported.artifact)
+        assert artifact is not None
+        for made in artifact.path.parent.iterdir():
+            # External data keeps its name: the file refers to it by that name.
+            shutil.move(made, out if made == artifact.path else out.parent / made.name)
+    return replace(artifact, path=out), exported.verified

@@ -1,0 +1,221 @@
+"""What a worker can be asked to do. Every answer is JSON; arrays stay in the worker or in files of the run."""
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnbench import plugins
+from attnbench.errors import AttnbenchError, NotRunError, UnsupportedError
+from attnbench.inputs import make_inputs
+from attnbench.interfaces import Array, Artifact, Exporter, Runtime, Session, Settings, numpy_dtype
+from attnbench.measure import memory, numerics, roofline, timing
+from attnbench.problem import Problem
+
+# Small sizes for the call before the memory baseline: lazy initialisation must not count as this T's memory.
+TINY_LEN = 8
+
+# A timed call this much faster than a call on inputs it has not seen gives remembered results.
+MEMOISED_RATIO = 5.0
+MEMOISED_MIN_NS = 200_000
+
+
+class WrongOutputError(AttnbenchError):
+    """The output has another shape or dtype than the problem's; it is wrong before any number is compared."""
+
+
+class DishonestError(AttnbenchError):
+    """The timed call does not do the work: it was done ahead, or its result was remembered."""
+
+
+class Tasks:
+    """The requests of one worker; holds at most one loaded session, released with `stack`."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._session: Session | None = None
+        self._call: Callable[[], object] | None = None
+        self._seed = 0
+
+    def export(self, *, exporter: str, problem: dict[str, Any], opset: int, path: str, seed: int) -> dict[str, Any]:
+        """Write one artifact; {"artifact": ..., "export_ms": ...}."""
+        plugin: Exporter = plugins.load_exporter(exporter)
+        example = Problem.from_dict(problem)
+        support = plugin.supports(example, opset)
+        if not support.ok:
+            raise UnsupportedError(support.reason)
+        start = time.perf_counter_ns()
+        artifact = plugin.export(example, opset, Path(path), seed=seed)
+        export_ms = (time.perf_counter_ns() - start) / 1e6
+        return {"artifact": artifact_as_dict(artifact), "export_ms": export_ms}
+
+    def load(
+        self, *, runtime: str, problem: dict[str, Any], artifact: dict[str, Any] | None, settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Load what is needed to run the problem; {"load_ms": ...}.
+
+        Raises:
+            UnsupportedError: the runtime says that it cannot.
+        """
+        plugin: Runtime = plugins.load_runtime(runtime)
+        target, file = Problem.from_dict(problem), artifact_from_dict(artifact)
+        wanted = Settings(**settings)
+        support = plugin.supports(target, file)
+        if not support.ok:
+            raise UnsupportedError(support.reason)
+        self._seed = wanted.seed
+        start = time.perf_counter_ns()
+        self._session = self._stack.enter_context(plugin.load(target, file, wanted))
+        return {"load_ms": (time.perf_counter_ns() - start) / 1e6}
+
+    def check(
+        self,
+        *,
+        problem: dict[str, Any],
+        input_class: str,
+        reference: str,
+        rows: list[int] | None,
+        seed: int | None = None,
+    ) -> dict[str, Any]:
+        """One call on inputs of a class, judged by the reference file; {"agreement": ..., "first_call_ns": ...}.
+
+        The inputs stay bound for the timing.
+
+        Raises:
+            DishonestError: the output was right before the call.
+            WrongOutputError: another shape or dtype than the problem's.
+        """
+        target = Problem.from_dict(problem)
+        expected = np.load(reference, mmap_mode="r")
+        seed = self._seed if seed is None else seed
+        self._call = self._bind(target, input_class, seed)
+        self._refuse_early_output(target, expected, rows)
+        start = time.perf_counter_ns()
+        self._call()
+        first_call_ns = time.perf_counter_ns() - start
+        agreement = numerics.compare(self._output(target, rows), expected)
+        gc.collect()
+        return {"agreement": asdict(agreement), "first_call_ns": first_call_ns}
+
+    def _bind(self, target: Problem, input_class: str, seed: int) -> Callable[[], object]:
+        assert self._session is not None
+        inputs = make_inputs(target, seed=seed, input_class=input_class)
+        call = self._session.bind(inputs)
+        for array in inputs.values():  # a session that kept a view instead of a copy computes rubbish from here on
+            array.fill(0)
+        return call
+
+    def _output(self, target: Problem, rows: list[int] | None) -> Array:
+        assert self._session is not None
+        output = self._session.outputs()
+        shape = target.output_shape()
+        if output.shape != shape:
+            raise WrongOutputError(f"the output has shape {output.shape}, the problem's is {shape}")
+        if output.dtype != numpy_dtype(target.dtype):
+            raise WrongOutputError(f"the output is {output.dtype}, the problem's dtype is {target.dtype}")
+        return output if rows is None else output[..., rows, :]
+
+    def _refuse_early_output(self, target: Problem, expected: Array, rows: list[int] | None) -> None:
+        try:
+            early = self._output(target, rows)
+        except NotRunError:
+            return
+        agreement = numerics.compare(early, expected)
+        if agreement.worst_row_rel_err < 0.05:
+            raise DishonestError(
+                "the output was right before the timed call ran: bind() or outputs() does the work; "
+                "compute in the call that bind() returns"
+            )
+
+    def bind(self, *, problem: dict[str, Any]) -> dict[str, Any]:
+        """Bind inputs of the normal class without judging anything (the null runtime, benchmarks)."""
+        self._call = self._bind(Problem.from_dict(problem), "normal", self._seed)
+        return {}
+
+    def warm_up(self) -> dict[str, Any]:
+        """Warm up the bound call; how many calls and how long the last took."""
+        assert self._call is not None
+        return asdict(timing.warm_up(self._call))
+
+    def visit(self, *, drop: int, keep: int) -> dict[str, Any]:
+        """Time the bound call: `drop` calls unseen, then `keep` samples."""
+        assert self._call is not None
+        return asdict(timing.visit(self._call, drop=drop, keep=keep))
+
+    def recheck(self, *, problem: dict[str, Any], reference: str, rows: list[int] | None) -> dict[str, Any]:
+        """Whether the last timed call still computed what it should; {"agreement": ...}."""
+        agreement = numerics.compare(self._output(Problem.from_dict(problem), rows), np.load(reference, mmap_mode="r"))
+        return {"agreement": asdict(agreement)}
+
+    def refuse_memoised(self, *, problem: dict[str, Any], median_ns: int) -> dict[str, Any]:
+        """Compare the timed median with calls on inputs never seen before; {"unseen_ns": the quickest of up to three}.
+
+        Raises:
+            DishonestError: calls on unseen inputs are over five times slower.
+        """
+        target = Problem.from_dict(problem)
+        unseen_ns = 0
+        for attempt in range(3):
+            call = self._bind(target, "normal", self._seed + 1_000_003 + attempt)
+            start = time.perf_counter_ns()
+            call()
+            took_ns = time.perf_counter_ns() - start
+            unseen_ns = min(unseen_ns or took_ns, took_ns)
+            if unseen_ns < MEMOISED_RATIO * median_ns or unseen_ns - median_ns < MEMOISED_MIN_NS:
+                return {"unseen_ns": unseen_ns}
+        raise DishonestError(
+            f"a call on inputs it has not seen takes {unseen_ns / 1e6:.3g} ms, the timed median is "
+            f"{median_ns / 1e6:.3g} ms: results are remembered, not computed"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What really ran, as the session tells it."""
+        assert self._session is not None
+        return asdict(self._session.facts())
+
+    def measure_memory(self, *, problem: dict[str, Any], static_shape: bool = False) -> dict[str, Any]:
+        """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
+        target = Problem.from_dict(problem)
+        if not static_shape:
+            short = min(TINY_LEN, target.q_len)
+            kv_len = target.kv_len if target.kv_len == target.q_len else min(TINY_LEN, target.kv_len)
+            tiny = target.at(q_len=short, kv_len=min(kv_len, short) if target.kv_len == target.q_len else kv_len)
+            self._bind(tiny, "normal", self._seed)()
+        call = self._bind(target, "normal", self._seed)
+        return asdict(memory.measure_peak(call))
+
+    def reference(self, *, problem: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
+        """Judge's outputs of both input classes, as files, with the floor and torch eager's own error."""
+        from attnbench.sweep.oracle import make_reference
+
+        return make_reference(Problem.from_dict(problem), seed, Path(folder))
+
+    def machine_peak(self, *, dtype: str, threads: int, seconds: float) -> dict[str, Any]:
+        """The most GFLOP/s that any library reaches here in this dtype."""
+        gflops_per_s, by = roofline.measure_peak_flops(dtype, threads, seconds)
+        return {"gflops_per_s": gflops_per_s, "by": by, "threads": threads}
+
+
+def artifact_as_dict(artifact: Artifact) -> dict[str, Any]:
+    """The artifact as JSON, with the sha256 of the file as it is on disk.
+
+    Raises:
+        AttnbenchError: the exporter's sha256 is not that of the file.
+    """
+    found = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
+    if artifact.sha256 != found:
+        raise AttnbenchError(f"exporter {artifact.exporter} says sha256 {artifact.sha256}, the file has {found}")
+    return {**asdict(artifact), "path": str(artifact.path), "problem": artifact.problem.as_dict()}
+
+
+def artifact_from_dict(fields: dict[str, Any] | None) -> Artifact | None:
+    """The inverse of `artifact_as_dict`; None stays None."""
+    if fields is None:
+        return None
+    return Artifact(**{**fields, "path": Path(fields["path"]), "problem": Problem.from_dict(fields["problem"])})

@@ -1,0 +1,47 @@
+"""The loop of a worker process: a request line in, an answer line out, nothing else on that channel.
+
+Parked in a blocking read between requests, so that it costs nothing while another worker is timed.
+"""
+
+import gc
+import json
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from attnbench.sweep.tasks import Tasks
+
+
+def main(requests_fd: int, responses_fd: int) -> int:
+    """Answer requests until told to exit or the parent is gone; the exit code."""
+    gc.disable()
+    os.set_inheritable(responses_fd, False)
+    with os.fdopen(requests_fd, "rb") as requests, ExitStack() as stack:
+        tasks = Tasks(stack)
+        for line in requests:
+            request = json.loads(line)
+            op = request.pop("op")
+            if op == "exit":
+                # Destructors of native libraries may hang or crash; nothing of value is left in this process.
+                return 0
+            _send(responses_fd, _answer(getattr(tasks, op), request))
+    return 0
+
+
+def _answer(task: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": task(**arguments)}
+    except BaseException as err:  # the worker's top level: whatever a plug-in raises becomes a record
+        if isinstance(err, SystemExit | KeyboardInterrupt):
+            raise
+        traceback.print_exc()
+        message = str(err).strip() or repr(err)
+        return {"error": {"kind": type(err).__name__, "message": message}}
+
+
+def _send(fd: int, answer: dict[str, Any]) -> None:
+    blob = memoryview(json.dumps(answer).encode() + b"\n")
+    while blob:
+        blob = blob[os.write(fd, blob) :]
