@@ -9,12 +9,15 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnbench import flags, plugins
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
+
+if TYPE_CHECKING:
+    from attnbench.sweep.progress import Progress
 
 MACHINE, INSTRUMENT, RUN = "Is my machine right", "Is the instrument right", "Run"
 WHAT, HOW, WHERE = "What is compared", "How it is run", "Where it goes"
@@ -77,7 +80,7 @@ def selftest(as_json: Json = False) -> int:
 
     result = instrument.run()
     say(json.dumps(result.as_dict(), indent=2) if as_json else result.text())
-    return result.exit_code
+    return int(result.exit_code)
 
 
 @app.command(rich_help_panel=RUN, no_args_is_help=False)
@@ -115,11 +118,21 @@ def bench(
 ) -> int:
     """Compare runtimes over T: right, fast and small at which T. The main job."""
     arguments = flags.bench_arguments(context.params)
-    from attnbench import api
+    from attnbench import api, terminal
 
-    result = api.bench(**arguments, progress=None if quiet else "auto", command=context.obj)
-    say(json.dumps(result.as_dict(), indent=2) if as_json else result.text())
-    return result.exit_code
+    if dry_run:
+        arguments.pop("out", None)
+        plan = api.plan(**arguments)
+        say(json.dumps(terminal.plan_as_dict(plan), indent=2) if as_json else terminal.plan_text(plan))
+        return 0
+    run = api.bench(
+        **arguments,
+        progress=_progress(quiet),
+        command=context.obj,
+        on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan)),
+    )
+    say(json.dumps(terminal.run_as_dict(run), indent=2) if as_json else terminal.run_text(run))
+    return run.exit_code
 
 
 @app.command(rich_help_panel=RUN)
@@ -164,10 +177,10 @@ def report(
 ) -> int:
     """Write CSV, plots and HTML of a run again, from its records."""
     path = flags.parse_run_dir("RUN_DIR", run_dir)
-    from attnbench import api
+    from attnbench import api, terminal
 
     run = api.rebuild_report(path)
-    say(json.dumps(run.as_dict(), indent=2) if as_json else run.text())
+    say(json.dumps(terminal.run_as_dict(run), indent=2) if as_json else terminal.run_text(run))
     return 0
 
 
@@ -200,11 +213,29 @@ def say(text: str) -> None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (stdout of what is left of this process)
 
 
+def note(text: str) -> None:
+    """Lines on stderr, beside the results on stdout."""
+    with suppress(BrokenPipeError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 def complain(text: str) -> None:
     """One line on stderr."""
-    with suppress(BrokenPipeError):
-        sys.stderr.write("attnbench: " + " ".join(text.split("\n")) + "\n")
-        sys.stderr.flush()
+    note("attnbench: " + " ".join(text.split("\n")))
+
+
+def _progress(quiet: bool) -> "Progress":
+    """A bar in a terminal, a line per finished problem elsewhere; on stderr."""
+    from attnbench.sweep.progress import Bar, Lines, Silent
+
+    if quiet:
+        return Silent()
+    if not sys.stderr.isatty():
+        return Lines(note)
+    from rich.console import Console
+
+    return Bar(Console(stderr=True))
 
 
 def _one_sentence(err: Exception) -> str:

@@ -145,7 +145,8 @@ def render(diagnosis: Diagnosis, *, width: int, color: bool) -> str:
 
 def _verdict(answer: Probe) -> str:
     if answer.available:
-        return f"available  {answer.version}".rstrip()
+        opt_in = "  (opt-in: name it with --runtimes)" if answer.traits.get("opt_in") else ""
+        return f"available  {answer.version}{opt_in}".rstrip()
     fix = f"\nfix: {answer.fix}" if answer.fix else ""
     return f"unavailable: {answer.reason or 'it does not say why'}{fix}"
 

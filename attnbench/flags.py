@@ -12,7 +12,7 @@ from attnbench.errors import InputError
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
 _MAX_INT = 2**63 - 1
-_OUTPUT_FLAGS = frozenset({"as_json", "quiet"})  # these say how to talk, not what to run
+_WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet"})
 _T = TypeVar("_T")
 _SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--batch-sizes": "1,8", "--num-heads": "8",
                "--head-dims": "64", "--opset": "23"}  # fmt: skip
@@ -192,26 +192,23 @@ def only_one(flag: str, values: Sequence[_T] | None) -> _T | None:
 
 
 def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `attnbench.api.bench` from the flags of `bench`, as typer gives them.
+    """The arguments of `attnbench.api.bench` and `plan` from the flags of `bench`, as typer gives them.
+
+    Only what was given is there, so that a sweep's own values hold for the rest.
 
     Raises:
         InputError: the first flag that is wrong.
     """
-    given = {key: value for key, value in params.items() if value not in (None, False) and key not in _OUTPUT_FLAGS}
+    budget_s = parse_duration("--time-budget", params["time_budget"])
     if params["resume"] is not None:
-        others = [_spelled(key) for key in given if key != "resume"]
-        if others:
-            raise InputError(
-                f"--resume takes its settings from the run, got {', '.join(others)} too; "
-                "leave those out, or start a new run without --resume"
-            )
-        return {"resume": parse_run_dir("--resume", params["resume"])}
+        _refuse_beside_resume(params)
+        return {"resume": parse_run_dir("--resume", params["resume"]), "time_budget_s": budget_s}
     threads, seed = params["threads"], params["seed"]
     baseline = parse_arms("--baseline", [params["baseline"]] if params["baseline"] is not None else None)
-    return {
+    arguments = {
         "sweep": params["sweep"],
         "variants": parse_choices("--variants", params["variants"], "variant"),
-        "parts": parse_choices("--part", params["part"], "part"),
+        "part": parse_choices("--part", params["part"], "part"),
         "seq_lens": parse_sizes("--seq-lens", params["seq_lens"]),
         "kv_lens": parse_sizes("--kv-lens", params["kv_lens"]),
         "batch_sizes": parse_sizes("--batch-sizes", params["batch_sizes"]),
@@ -220,18 +217,28 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "dtypes": parse_choices("--dtypes", params["dtypes"], "dtype"),
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
         "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),
-        "opsets": parse_sizes("--opset", params["opset"]),
+        "opset": parse_sizes("--opset", params["opset"]),
         "baseline": only_one("baseline", baseline),
         "threads": None if threads is None else parse_int("--threads", threads, minimum=1, maximum=4096, example="1"),
         "out": parse_out("--out", params["out"]),
-        "time_budget_s": parse_duration("--time-budget", params["time_budget"]),
+        "time_budget_s": budget_s,
         "timeout_s": parse_duration("--timeout", params["timeout"]),
         "memory_limit_bytes": parse_size("--memory-limit", params["memory_limit"]),
         "seed": None if seed is None else parse_int("--seed", seed, minimum=0, example="0"),
-        "require": tuple(parse_arms("--require", params["require"]) or ()),
-        "oom_skip": not params["no_oom_skip"],
-        "dry_run": params["dry_run"],
+        "require": parse_arms("--require", params["require"]),
+        "oom_skip": False if params["no_oom_skip"] else None,
     }
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
+def _refuse_beside_resume(params: Mapping[str, Any]) -> None:
+    """`--resume` takes what decides a case from the run itself."""
+    others = [_spelled(key) for key, value in params.items() if value and key not in _WITH_RESUME]
+    if others:
+        raise InputError(
+            f"--resume takes its settings from the run, got {', '.join(others)} too; "
+            "leave those out, or start a new run without --resume"
+        )
 
 
 def _spelled(key: str) -> str:

@@ -1,0 +1,92 @@
+# One command each for what a person does here; `make help` lists them. .ci/run calls the same ones.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+SWEEP ?= default
+ARGS ?=
+SYSTEM ?=
+OFFLINE ?=
+TORCH_INDEX ?=
+EXTRA ?=
+
+# Relative, so that a clone in a folder with spaces in its name works.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/attnbench-setup.stamp
+
+.PHONY: help setup bench test check wheel-test perf wheelhouse clean
+
+help: ## List the targets and their settings
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do \
+	  printf '  make %-12s %s\n' "$$name" "$$text"; done
+	@printf '\nSettings, as in `make bench SWEEP=quick ARGS="--threads 2"`:\n'
+	@printf '  %-24s %s\n' \
+	  'SWEEP=quick' 'quick, default, full, or a TOML file (bench)' \
+	  'ARGS="..."' 'more arguments (bench, test, perf)' \
+	  'PYTHON=python3.12' 'the Python to make .venv with, 3.11 or newer (setup)' \
+	  'EXTRA=cpu' 'cpu or gpu; else by whether nvidia-smi works (setup)' \
+	  'SYSTEM=1' 'use, and never replace, torch, TensorRT and onnxruntime of the system (setup)' \
+	  'OFFLINE=wheelhouse/' 'install from a folder that make wheelhouse filled (setup)' \
+	  'TORCH_INDEX=URL' 'take torch from another package index (setup)'
+
+setup: $(STAMP) ## Make .venv and install attnbench in it
+
+# Made again when what is to be installed has changed; entry points are read at installation too.
+$(STAMP): pyproject.toml constraints.txt setup_env.py
+	@python="$(PYTHON)"; \
+	for candidate in python3 python3.13 python3.12 python3.11 python3.14; do \
+	  test -n "$$python" && break; \
+	  "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python="$$candidate"; \
+	done || true; \
+	if ! "$${python:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  echo "make setup needs Python 3.11 or newer, and $${python:-python3} is not; install one, or set PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$python" -m venv $(if $(SYSTEM),--system-site-packages) $(VENV); then \
+	  echo "make setup: $$python cannot make a virtual environment; install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; \
+	  exit 1; \
+	fi
+	$(BIN)/python setup_env.py $(if $(EXTRA),--extra "$(EXTRA)") $(if $(SYSTEM),--system) \
+	  $(if $(OFFLINE),--offline "$(OFFLINE)") $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
+	@touch $(STAMP)
+
+bench: setup ## Compare runtimes over T: SWEEP=quick for a first answer in a minute
+	$(BIN)/attnbench bench "$(SWEEP)" $(ARGS)
+
+test: setup ## Run the whole test suite
+	$(BIN)/pytest $(ARGS)
+
+check: setup ## Lint, format, types, direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+wheel-test: setup ## Build the wheel, install it in a clean environment, run a bench from another folder
+	rm -rf build/wheel-test && mkdir -p build/wheel-test
+	$(BIN)/python -m build --wheel --outdir build/wheel-test .
+	$(BIN)/python -m venv build/wheel-test/venv
+	build/wheel-test/venv/bin/python -m pip install --quiet --constraint constraints.txt \
+	  "$$(ls build/wheel-test/attnbench-*.whl)[cpu]"
+	here="$$PWD" && elsewhere="$$(mktemp -d)" && trap 'rm -rf "$$elsewhere"' EXIT && cd "$$elsewhere" && \
+	"$$here/build/wheel-test/venv/bin/attnbench" list && \
+	"$$here/build/wheel-test/venv/bin/attnbench" bench -s 16 --variants self --runtimes torch-sdpa,ort-cpu \
+	  --exporters onnx-decomposed --time-budget 60s -o run -q && \
+	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
+	rm -rf build/wheel-test
+
+perf: setup ## Measure the bars that need a real clock: start-up times, then attnbench selftest
+	$(BIN)/python -P tests/perf_startup.py
+	$(BIN)/attnbench selftest $(ARGS)
+
+wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network
+	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(EXTRA),--extra "$(EXTRA)") \
+	  $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
+
+clean: ## Remove .venv, caches and builds; results/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find attnbench exporters runtimes tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""What a plan and a run look like in a terminal: plain lines of at most 80 columns where names allow it."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.api import Run
+    from attnbench.sweep.plan import Plan
+
+
+def plan_text(plan: "Plan") -> str:
+    """Cases, predicted time by phase, predicted memory."""
+    lengths = sorted({group.problem.q_len for group in plan.groups})
+    lines = [
+        f"{plan.case_count} cases: {len(plan.groups)} problems (T = {', '.join(map(str, lengths))}) "
+        f"x {len(plan.arms)} arms, {plan.threads} {'thread' if plan.threads == 1 else 'threads'} each",
+        *(f"  {arm}" for arm in plan.arms),
+        f"predicted time {_minutes(plan.total_s)}" + _budget(plan),
+        *(f"  {_minutes(seconds):>6}  {phase}" for phase, seconds in plan.split().items()),
+        f"predicted memory {_gib(plan.peak_memory_bytes)} of {_gib(plan.available_bytes)} free",
+        *(f"note: {notice}" for notice in plan.notices),
+    ]
+    return "\n".join(lines)
+
+
+def plan_as_dict(plan: "Plan") -> dict[str, Any]:
+    """The same for JSON."""
+    return {
+        "sweep": plan.sweep.model_dump(mode="json"),
+        "threads": plan.threads,
+        "arms": list(plan.arms),
+        "problems": [group.problem.as_dict() for group in plan.groups],
+        "cases": plan.case_count,
+        "predicted_s": plan.split(),
+        "predicted_total_s": plan.total_s,
+        "predicted_memory_bytes": plan.peak_memory_bytes,
+        "available_memory_bytes": plan.available_bytes,
+        "notices": list(plan.notices),
+    }
+
+
+def run_as_dict(run: "Run") -> dict[str, Any]:
+    """What a script needs to go on with a run."""
+    return {
+        "run_dir": str(run.path),
+        "report": str(run.path / "report.html"),
+        "exit_code": run.exit_code,
+        "statuses": dict(_statuses(run)),
+        "notices": run.notices,
+    }
+
+
+def run_text(run: "Run") -> str:
+    """How many cases ended how, and where the report is."""
+    counts = ", ".join(f"{count} {status}" for status, count in _statuses(run).items()) or "none"
+    lines = [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices), f"report: {run.path / 'report.html'}"]
+    return "\n".join(lines)
+
+
+def _statuses(run: "Run") -> Mapping[str, int]:
+    return Counter(row.status for row in run.rows)
+
+
+def _budget(plan: "Plan") -> str:
+    budget_s = plan.sweep.time_budget_s
+    return ", no budget" if budget_s is None else f" of a budget of {_minutes(budget_s)}"
+
+
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "an unknown amount" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"
