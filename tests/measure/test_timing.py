@@ -3,8 +3,11 @@
 import gc
 import json
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -158,6 +161,30 @@ def test_work_handed_to_another_thread_is_not_taken_for_waiting():
 def test_stolen_time_condemns_a_short_visit_and_not_a_long_one():
     assert t.is_contended(_visit(steal=1), 1)
     assert not t.is_contended(_visit(wall_ms=1000, steal=1), 1)
+
+
+_BUSY = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
+_VISITED = """
+import os; os.sched_setaffinity(0, {%d})
+from attnbench.measure import timing as t
+def call():
+    for _ in range(100_000):
+        pass
+t.warm_up(call)
+print(sum(t.is_contended(t.visit(call, drop=0, keep=20), 1) for _ in range(10)))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to pin processes to one CPU (Linux)")
+def test_a_busy_neighbour_on_the_same_cpu_is_noticed():
+    cpu = min(os.sched_getaffinity(0))
+    neighbour = subprocess.Popen([sys.executable, "-c", _BUSY % cpu])
+    try:
+        done = subprocess.run([sys.executable, "-c", _VISITED % cpu], capture_output=True, text=True, check=True)
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    assert int(done.stdout) >= 8
 
 
 # The design as a whole, on a machine that drifts ------------------------------------------------------------------
