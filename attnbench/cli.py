@@ -205,7 +205,9 @@ def list_plugins(as_json: Json = False) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line; a reader that has gone away is not an error."""
+    """Print a line; a reader that has gone away, or a closed stdout, is not an error."""
+    if sys.stdout is None:
+        return
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
@@ -215,6 +217,8 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Lines on stderr, beside the results on stdout."""
+    if sys.stderr is None:
+        return
     with suppress(BrokenPipeError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -278,6 +282,7 @@ def main(argv: list[str] | None = None) -> int:
         complain(str(err))
         return FAILED
     except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
         complain("interrupted")
-        return INTERRUPTED
     return int(code or 0)
