@@ -202,8 +202,11 @@ def is_precise(bounds: Iterable[Bounds], half_width: float = HALF_WIDTH) -> bool
 
 
 def is_outlying(ratio: Ratio) -> bool:
-    """Does the interval lie wholly outside [0.67, 1.5]? More rounds would not change what is said of the arm."""
-    return ratio.exact and (ratio.high < OUTLYING[0] or ratio.low > OUTLYING[1])
+    """Does the interval lie wholly outside [0.67, 1.5]? More rounds would not change what is said of the arm.
+
+    Seven rounds suffice, also dependent ones: differences this large are far beyond any interval's width.
+    """
+    return ratio.count >= MIN_EXACT_ROUNDS and (ratio.high < OUTLYING[0] or ratio.low > OUTLYING[1])
 
 
 def noise_floor(log_ratios: Iterable[float]) -> float | None:

@@ -118,6 +118,13 @@ def test_an_arm_is_outlying_only_with_its_whole_interval():
     assert not s.is_outlying(_exact_ratio(1.4, 1.6))
 
 
+def test_an_arm_is_not_outlying_before_seven_rounds():
+    baseline, arm = _rounds([1.0] * 7), _rounds([5.0] * 7)
+    assert s.is_outlying(s.ratio(baseline, arm))
+    del arm[6]
+    assert not s.is_outlying(s.ratio(baseline, arm))
+
+
 def test_noise_floor_is_the_ninetieth_percentile_of_the_absolute_log_ratios():
     logs = [(-1) ** i * i / 1000 for i in range(1, 11)]  # 0.001 .. 0.010: the ninth is 0.009
     assert s.noise_floor(logs) == pytest.approx(math.exp(0.009) - 1)
