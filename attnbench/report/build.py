@@ -1,0 +1,69 @@
+"""All files of a report, the most precious first; what cannot be made is said, not raised."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnbench.records import Record
+from attnbench.report import tables
+from attnbench.report.groups import make_panels
+from attnbench.report.html import render
+from attnbench.report.pictures import draw_all
+
+
+@dataclass(kw_only=True)
+class ReportFiles:
+    """Paths of what was written (None: it was not, `problems` says why)."""
+
+    csv: Path | None = None
+    parquet: Path | None = None
+    samples: Path | None = None
+    html: Path | None = None
+    plots: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def build_report(
+    run_dir: Path, records: list[Record], manifest: Mapping[str, Any], notices: Sequence[str] = ()
+) -> ReportFiles:
+    """Write records.csv, records.parquet, samples.parquet, plots/ and report.html into `run_dir`, each atomically.
+
+    Args:
+        run_dir: an existing run directory; samples/ in it may be missing or partial.
+        records: judged records (verdict and fastest are filled).
+        manifest: of the run; every key may be missing.
+        notices: what reading the run already had to say; shown in the report.
+    """
+    files = ReportFiles()
+    files.csv = _attempt(files, run_dir / "records.csv", lambda path: tables.write_csv(path, records))
+    files.parquet = _attempt(files, run_dir / "records.parquet", lambda path: tables.write_parquet(path, records))
+    problem_ids = {r.problem_id for r in records}
+
+    def merge(path: Path) -> None:
+        files.problems += tables.merge_samples(run_dir / "samples", path, problem_ids)
+
+    files.samples = _attempt(files, run_dir / "samples.parquet", merge)
+    panels = make_panels(records)
+    pictures = draw_all(run_dir, panels)
+    files.problems += pictures.problems
+    files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
+    said = [*notices, *files.problems]
+    page = render(run_dir.name, records, manifest, panels, pictures, said)
+    files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))
+    return files
+
+
+def _attempt(files: ReportFiles, path: Path, write: Callable[[Path], None]) -> Path | None:
+    """Write one file; give its path if it is there afterwards."""
+    try:
+        write(path)
+    except ImportError as err:
+        files.problems.append(f"{err.name} is not installed: no {path.name}; pip install {err.name}")
+        return None
+    except OSError as err:
+        files.problems.append(
+            f"cannot write {path}: {err.strerror or err}; make the folder writable and run report again"
+        )
+        return None
+    return path if path.is_file() else None

@@ -1,0 +1,236 @@
+"""Which records may stand in one chart: facets (same conditions) and their panels (one variant each)."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnbench.problem import DTYPE_BYTES
+from attnbench.records import Record
+
+Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facet:
+    """What all rows of a chart have in common: sizes except T, dtype, and how the figures were taken."""
+
+    part: str
+    dtype: str
+    batch_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    device: str | None
+    threads: int | None
+    latency_scope: str | None
+
+    def title(self) -> str:
+        """`block, fp32, batch 1, 8 heads of 64, cpu, 1 thread, host time`."""
+        heads = f"{self.num_heads} heads of {self.head_dim}"
+        if self.num_kv_heads != self.num_heads:
+            heads += f" ({self.num_kv_heads} for keys)"
+        words = [self.part, self.dtype, f"batch {self.batch_size}", heads]
+        if self.device:
+            words.append(self.device)
+        if self.threads is not None:
+            words.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
+        if self.latency_scope:
+            words.append(f"{self.latency_scope} time")
+        return ", ".join(words)
+
+    def query(self) -> str:
+        """The pandas query that picks these rows from records.csv."""
+        return (
+            f"part == {self.part!r} and dtype == {self.dtype!r} and batch_size == {self.batch_size} "
+            f"and num_heads == {self.num_heads} and head_dim == {self.head_dim}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One chart: a facet and a variant, arms against T (or kv_len where only that changes)."""
+
+    facet: Facet
+    variant: str
+    note: str  # `kv_len = T/2`; empty for square problems
+    x_name: str  # q_len or kv_len
+    number: int  # position in the report, from 1
+    records: tuple[Record, ...]
+
+    def title(self) -> str:
+        """`cross (kv_len = T/2)`."""
+        return f"{self.variant} ({self.note})" if self.note else self.variant
+
+    @property
+    def x_label(self) -> str:
+        """What the x values are called."""
+        return "T" if self.x_name == "q_len" else "kv_len"
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, int], Record]:
+        """(series name, x) to record."""
+        names = series_names(self.records, self.x_name)
+        return {(name, getattr(r, self.x_name)): r for name, r in zip(names, self.records, strict=True)}
+
+    @cached_property
+    def xs(self) -> list[int]:
+        """The x values of the panel, ascending."""
+        return sorted({x for _, x in self.cells})
+
+    @cached_property
+    def arms(self) -> list[str]:
+        """Series names: the baseline first, then as they came."""
+        names = list(dict.fromkeys(name for name, _ in self.cells))
+        baselines = {r.baseline_arm for r in self.records}
+        return sorted(names, key=lambda name: name not in baselines)
+
+    def row(self, arm: str) -> list[Record | None]:
+        """The records of one arm along `xs`; None where the run has no record."""
+        return [self.cells.get((arm, x)) for x in self.xs]
+
+    def ok_at(self, x: int) -> list[Record]:
+        """The records at one x that are right and have a latency, fastest median first."""
+        found = [r for arm in self.arms if (r := self.cells.get((arm, x))) is not None and latency_ms(r) is not None]
+        return sorted(found, key=lambda r: r.latency_ms_median or math.inf)
+
+    def sample_xs(self) -> list[int]:
+        """The short, middle and long x (fewer when there are not three)."""
+        xs = self.xs
+        return list(dict.fromkeys((xs[0], xs[len(xs) // 2] if len(xs) > 2 else xs[-1], xs[-1])))
+
+
+def latency_ms(record: Record) -> float | None:
+    """The median of an `ok` record when it is a figure that can be drawn: finite and above zero."""
+    value = record.latency_ms_median
+    return value if record.status == "ok" and value is not None and math.isfinite(value) and value > 0 else None
+
+
+def peak_bytes(record: Record) -> int | None:
+    """The peak of the memory that the arm works in: device bytes on a device, else host bytes."""
+    on_host = record.device is None or record.device.startswith("cpu")
+    return record.peak_host_bytes if on_host else record.peak_device_bytes
+
+
+def score_bytes(record: Record) -> int:
+    """Bytes of one full score matrix (B, H, q_len, kv_len) in the record's dtype."""
+    return record.batch_size * record.num_heads * record.q_len * record.kv_len * DTYPE_BYTES.get(record.dtype, 4)
+
+
+def attention_share(record: Record) -> float:
+    """Attention's part of the problem's FLOPs: 4 B H q kv D (halved when causal) against the projections' too."""
+    q_len, kv_len, width = record.q_len, record.kv_len, record.embed_dim
+    attention = 4 * q_len * kv_len * width / (2 if record.mask.startswith("causal") else 1)
+    projections = 4 * (q_len + kv_len) * width * width if record.part == "block" else 0
+    return attention / (attention + projections)
+
+
+def series_names(records: Sequence[Record], x_name: str) -> list[str]:
+    """One name per record: its arm; where two share arm and x, the opset, run or number that tells them apart."""
+    names = [r.arm for r in records]
+    extras: tuple[Callable[[Record], str], ...] = (
+        lambda r: f" opset {r.opset}",
+        lambda r: f" run {r.run_id}",
+        lambda r: f" {r.case_id}",
+    )
+    for extra in extras:
+        places = defaultdict(set)
+        for i, r in enumerate(records):
+            places[names[i], getattr(r, x_name)].add(i)
+        clashing = {name for (name, _), where in places.items() if len(where) > 1}
+        if not clashing:
+            return names
+        if len({extra(r) for i, r in enumerate(records) if names[i] in clashing}) > 1:
+            names = [name + extra(r) if name in clashing else name for name, r in zip(names, records, strict=True)]
+    return [f"{name} #{i}" for i, name in enumerate(names)] if len(set(names)) < len(names) else names
+
+
+def make_panels(records: Iterable[Record]) -> list[Panel]:
+    """All panels: the facet with the most rows first, within it in the order of the records."""
+    facets: dict[Facet, list[Record]] = defaultdict(list)
+    by_geometry: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    for record in records:
+        by_geometry[_geometry(record)].append(record)
+    for group in by_geometry.values():
+        for record, conditions in zip(group, _conditions(group), strict=True):
+            facets[_facet(record, conditions)].append(record)
+    panels: list[Panel] = []
+    for facet, rows in sorted(facets.items(), key=lambda item: -len(item[1])):
+        for variant, note, x_name, members in _variants(rows):
+            panels.append(
+                Panel(
+                    facet=facet, variant=variant, note=note, x_name=x_name, number=len(panels) + 1,
+                    records=tuple(members),
+                )
+            )  # fmt: skip
+    return panels
+
+
+def _geometry(r: Record) -> tuple[object, ...]:
+    return (r.part, r.dtype, r.batch_size, r.num_heads, r.num_kv_heads, r.head_dim)
+
+
+def _facet(r: Record, conditions: Conditions) -> Facet:
+    device, threads, scope = conditions
+    return Facet(
+        part=r.part, dtype=r.dtype, batch_size=r.batch_size, num_heads=r.num_heads, num_kv_heads=r.num_kv_heads,
+        head_dim=r.head_dim, device=device, threads=threads, latency_scope=scope,
+    )  # fmt: skip
+
+
+def _conditions(group: Sequence[Record]) -> list[Conditions]:
+    """How each row was measured. What a row does not know is taken from its arm's others, else from the largest set."""
+    known = [(r.device, r.threads, r.latency_scope) for r in group]
+    whole = [r.latency_ms_median is not None and None not in c for r, c in zip(group, known, strict=True)]
+    measured = Counter(c for c, is_whole in zip(known, whole, strict=True) if is_whole)
+    by_arm: dict[str, Counter[Conditions]] = defaultdict(Counter)
+    for record, conditions, is_whole in zip(group, known, whole, strict=True):
+        if is_whole:
+            by_arm[record.arm][conditions] += 1
+
+    def resolved(record: Record, own: Conditions) -> Conditions:
+        candidates = by_arm.get(record.arm) or measured
+        if record.latency_ms_median is None:
+            return max(candidates, key=lambda c: (_agreement(own, c), candidates[c]), default=(None, None, None))
+        fitting = {c: n for c, n in candidates.items() if _agreement(own, c) == 3 - own.count(None)}
+        return max(fitting, key=lambda c: fitting[c], default=own)
+
+    return [c if w else resolved(r, c) for r, c, w in zip(group, known, whole, strict=True)]
+
+
+def _agreement(own: Conditions, other: Conditions) -> int:
+    """How many of the conditions that the row does know are the same."""
+    return sum(a is not None and a == b for a, b in zip(own, other, strict=True))
+
+
+def _variants(rows: Sequence[Record]) -> Iterable[tuple[str, str, str, list[Record]]]:
+    """Split a facet by variant and mask, and by the length that does not change where both lengths vary."""
+    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    for r in rows:
+        groups[r.variant, r.mask].append(r)
+    masks = Counter(variant for variant, _ in groups)
+    for (variant, mask), members in groups.items():
+        name = f"{variant}, mask {mask!r}" if masks[variant] > 1 else variant
+        lengths = {(r.q_len, r.kv_len) for r in members}
+        if len({q for q, _ in lengths}) == len(lengths):
+            yield name, _kv_note(lengths), "q_len", members
+            continue
+        fixed, x_name = ("q_len", "kv_len") if _count(lengths, 0) < _count(lengths, 1) else ("kv_len", "q_len")
+        for value in sorted({getattr(r, fixed) for r in members}):
+            yield name, f"{fixed} = {value}", x_name, [r for r in members if getattr(r, fixed) == value]
+
+
+def _count(lengths: Iterable[tuple[int, int]], index: int) -> int:
+    return len({pair[index] for pair in lengths})
+
+
+def _kv_note(lengths: Iterable[tuple[int, int]]) -> str:
+    pairs = sorted(lengths)
+    if all(q == kv for q, kv in pairs):
+        return ""
+    if all(kv == max(1, q // 2) for q, kv in pairs):
+        return "kv_len = T/2"
+    if len({kv for _, kv in pairs}) == 1:
+        return f"kv_len = {pairs[0][1]}"
+    return "kv_len = " + ", ".join(str(kv) for _, kv in pairs)
