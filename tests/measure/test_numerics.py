@@ -142,8 +142,9 @@ def test_values_beyond_fp16_have_an_infinite_floor_and_no_warning():
 # Limits -------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_is_twice_eager_or_three_times_the_floor():
-    assert n.limits("fp32", 3e-8, 1e-6).worst_row == pytest.approx(2e-6)
+def test_the_limit_is_a_multiple_of_eager_or_three_times_the_floor():
+    assert n.limits("fp32", 3e-8, 1e-6).worst_row == pytest.approx(4e-6)
+    assert n.limits("fp16", 2e-4, 1e-3).worst_row == pytest.approx(2e-3)
     assert n.limits("bf16", 2e-3, 2e-3).worst_row == pytest.approx(6e-3)
     assert n.limits("bf16", 2e-3, 2e-3).reason == "3 x floor"
 
