@@ -13,7 +13,12 @@ InstallPlugin = Callable[..., Path]
 
 @pytest.fixture
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPlugin:
-    """Install small fake distributions into a copy of this environment, for this process and its children.
+    """Install small fake distributions for this process and its children, for one test."""
+    return make_installer(tmp_path, monkeypatch)
+
+
+def make_installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallPlugin:
+    """Installs small fake distributions into a copy of this environment, for this process and its children.
 
     The copy is a virtual environment whose site-packages holds one .pth file: what is installed here, then the fakes.
     """
