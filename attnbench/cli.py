@@ -17,6 +17,7 @@ from attnbench import flags, plugins
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
 
 if TYPE_CHECKING:
+    from attnbench.api import Run
     from attnbench.sweep.progress import Progress
 
 MACHINE, INSTRUMENT, RUN = "Is my machine right", "Is the instrument right", "Run"
@@ -131,7 +132,7 @@ def bench(
         command=context.obj,
         on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan)),
     )
-    say(json.dumps(terminal.run_as_dict(run), indent=2) if as_json else terminal.run_text(run))
+    _show(run, as_json)
     return run.exit_code
 
 
@@ -177,10 +178,9 @@ def report(
 ) -> int:
     """Write CSV, plots and HTML of a run again, from its records."""
     path = flags.parse_run_dir("RUN_DIR", run_dir)
-    from attnbench import api, terminal
+    from attnbench import api
 
-    run = api.rebuild_report(path)
-    say(json.dumps(terminal.run_as_dict(run), indent=2) if as_json else terminal.run_text(run))
+    _show(api.rebuild_report(path), as_json)
     return 0
 
 
@@ -229,6 +229,16 @@ def complain(text: str) -> None:
     note("attnbench: " + " ".join(text.split("\n")))
 
 
+def _show(run: "Run", as_json: bool) -> None:
+    from attnbench import terminal
+
+    if as_json:
+        say(json.dumps(terminal.run_as_dict(run), indent=2))
+        return
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    say(terminal.run_text(run, width=_width(), color=_color(), encoding=encoding))
+
+
 def _progress(quiet: bool) -> "Progress":
     """A bar in a terminal, a line per finished problem elsewhere; on stderr."""
     from attnbench.sweep.progress import Bar, Lines, Silent
@@ -252,11 +262,15 @@ def _one_sentence(err: Exception) -> str:
 
 def _width() -> int:
     """Columns of the terminal; 80 without one."""
-    return max(40, shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else 80)
+    return max(40, shutil.get_terminal_size((80, 24)).columns if _is_terminal() else 80)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def _color() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,6 @@
-"""What a plan and a run look like in a terminal: plain lines of at most 80 columns where names allow it."""
+"""What a plan and a run look like in a terminal, as text."""
 
+import io
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -51,11 +52,38 @@ def run_as_dict(run: "Run") -> dict[str, Any]:
     }
 
 
-def run_text(run: "Run") -> str:
-    """How many cases ended how, and where the report is."""
+def run_text(run: "Run", *, width: int, color: bool, encoding: str) -> str:
+    """The table of who is right, fast and small at which T, then how many cases ended how, and where the report is.
+
+    Args:
+        run: a finished run.
+        width: columns to keep to.
+        color: with terminal colours.
+        encoding: of the stream that the text goes to; what it cannot hold is drawn in ASCII.
+    """
+    from rich.console import Console
+
+    from attnbench.report.terminal import summary
+
+    page = _Page(encoding)
+    console = Console(
+        file=page, width=width, force_terminal=color, color_system="standard" if color else None, highlight=False
+    )
+    console.print(summary(run.rows, run.manifest, width))
     counts = ", ".join(f"{count} {status}" for status, count in _statuses(run).items()) or "none"
-    lines = [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices), f"report: {run.path / 'report.html'}"]
+    lines = [line.rstrip() for line in page.getvalue().splitlines()]
+    lines += [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices), f"report: {run.path / 'report.html'}"]
     return "\n".join(lines)
+
+
+class _Page(io.StringIO):
+    """A text buffer that tells rich which encoding its text will be written in."""
+
+    encoding = "ascii"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self.encoding = encoding
 
 
 def _statuses(run: "Run") -> Mapping[str, int]:

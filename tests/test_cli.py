@@ -13,6 +13,7 @@ import pytest
 
 from attnbench import __version__, api, cli, flags
 from attnbench.errors import InputError, ReadBackError, UnavailableError
+from attnbench.records import Record
 
 Call = tuple[int, str, str]
 
@@ -29,6 +30,17 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Call]:
     return call
 
 
+def record(status: Any, seq_len: int) -> Record:
+    """A record of `ort-cpu` at T = seq_len."""
+    return Record(
+        run_id="r", started_at_utc="2026-11-29T12:00:00+00:00", case_id=f"c{seq_len}", problem_id=f"p{seq_len}",
+        arm="onnx-attention@ort-cpu", part="block", variant="self", mask="none", batch_size=1, q_len=seq_len,
+        kv_len=seq_len, num_heads=8, num_kv_heads=8, head_dim=64, embed_dim=512, dtype="fp32",
+        exporter="onnx-attention", runtime="ort-cpu", status=status, seed=0, attnbench_version="0",
+        latency_ms_median=1.5, latency_ms_ci_low=1.4, latency_ms_ci_high=1.6,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand in for `api.bench` and `api.plan`; gives what they were called with."""
@@ -36,8 +48,8 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def bench(**arguments: Any) -> SimpleNamespace:
         seen.update(arguments)
-        rows = [SimpleNamespace(status="ok"), SimpleNamespace(status="mismatch"), SimpleNamespace(status="ok")]
-        return SimpleNamespace(path=Path("results/x"), rows=rows, notices=["look here"], exit_code=1)
+        rows = [record("ok", 128), record("mismatch", 512), record("ok", 1024)]
+        return SimpleNamespace(path=Path("results/x"), rows=rows, manifest={}, notices=["look here"], exit_code=1)
 
     def plan(**arguments: Any) -> None:
         seen.update(arguments)
@@ -109,7 +121,9 @@ def test_flags_reach_the_api_as_values(run: Callable[..., Call], benched: dict[s
     )
     code, text, _ = run(*argv, str(out))
     assert code == 1
-    assert text == f"cases: 2 ok, 1 mismatch\nnote: look here\nreport: {Path('results/x/report.html')}\n"
+    assert text.endswith(f"cases: 2 ok, 1 mismatch\nnote: look here\nreport: {Path('results/x/report.html')}\n")
+    assert "attention@ort-cpu" in text
+    assert max(map(len, text.splitlines())) <= 80
     for name in ("progress", "command", "on_plan"):
         benched.pop(name)
     assert benched == {
