@@ -1,0 +1,86 @@
+"""What every runtime does with inputs and settings before and after its own calls."""
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from attnbench.errors import NotRunError, ProblemError, UnsupportedError
+from attnbench.interfaces import Array, Settings, numpy_dtype
+from attnbench.problem import OUTPUT_NAME, Problem
+
+_OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
+
+
+def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Contiguous copies of the inputs, in the problem's order; names, dtype and shapes are checked.
+
+    Dims that the problem calls by one name must agree (a torch that is given k and v of two lengths reads past the
+    end of one); all else may differ from the problem's own sizes.
+
+    Raises:
+        ProblemError: what is given does not fit the problem.
+    """
+    promised = problem.symbolic_dims()
+    del promised[OUTPUT_NAME]
+    if list(inputs) != list(promised):
+        raise ProblemError(f"inputs must be {', '.join(promised)} in this order, got {', '.join(inputs) or 'none'}")
+    sizes: dict[str, int] = {}
+    for name, dims in promised.items():
+        array = inputs[name]
+        if array.dtype != numpy_dtype(problem.dtype):
+            raise ProblemError(f"{name} must be {numpy_dtype(problem.dtype)} ({problem.dtype}), got {array.dtype}")
+        if array.ndim != len(dims) or any(
+            size < 1 or size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
+            for size, dim in zip(array.shape, dims, strict=True)
+        ):
+            raise ProblemError(f"{name} must have shape {dims} with {sizes}, got {array.shape}")
+    return {name: np.array(array, order="C", copy=True) for name, array in inputs.items()}
+
+
+def output_shape(inputs: Mapping[str, Array]) -> tuple[int, ...]:
+    """Shape of `y`: that of the first input (`x`, `query` or `q`), in every part and variant."""
+    shape: tuple[int, ...] = next(iter(inputs.values())).shape
+    return shape
+
+
+def refuse_options(settings: Settings, runtime: str, known: tuple[str, ...] = ()) -> None:
+    """Every option must be one the runtime knows, and the device must be the CPU.
+
+    Raises:
+        UnsupportedError: it is not.
+    """
+    unknown = sorted(set(settings.options) - set(known))
+    if unknown:
+        raise UnsupportedError(f"{runtime} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    if settings.device != "cpu":
+        raise UnsupportedError(f"{runtime} runs on device cpu, not {settings.device!r}")
+    if settings.threads < 1:
+        raise UnsupportedError(f"threads must be at least 1, got {settings.threads}")
+
+
+def require_ran(ran: bool) -> None:
+    """Refuse to hand out what no call has computed.
+
+    Raises:
+        NotRunError: the call bound last has not run.
+    """
+    if not ran:
+        raise NotRunError("the call that was bound last has not run yet; call it before asking for outputs")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Does a library's own error mean that memory could not be had?"""
+    text = str(error).lower()
+    return any(mark in text for mark in _OUT_OF_MEMORY)
+
+
+def cpu_name() -> str:
+    """The processor as /proc/cpuinfo names it; elsewhere what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,290 @@
+"""`torch-eager`, `torch-sdpa` and `torch-compile`: the torch block itself, on the CPU."""
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import sysconfig
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from attnbench.errors import ReadBackError, UnavailableError
+from attnbench.inputs import make_inputs
+from attnbench.interfaces import SUPPORTED, UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
+from attnbench.problem import Problem
+from attnbench_runtimes import binding
+
+# Profiled operator -> the kernel's name. SDPA calls exactly one of them.
+_KERNELS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+}
+_SOFTMAX = "aten::_softmax"  # attention written out: its score matrix is a tensor
+_EAGER_PROFILE_LEN = 64  # the eager code takes the same path at every length, so a short one proves it
+
+
+class TorchRuntime:
+    """The torch block; a subclass says with which attention and whether it is compiled."""
+
+    name = ""
+    attention: Literal["eager", "sdpa"] = "sdpa"
+    compiled = False
+    takes_artifact = False
+    opt_in = False
+    preload: tuple[str, ...] = ("torch", "attnbench.torch_model")
+
+    def probe(self) -> Probe:
+        """Is torch there?"""
+        fix = "pip install torch"
+        try:
+            version = importlib.metadata.version("torch")
+        except importlib.metadata.PackageNotFoundError:
+            return Probe(available=False, reason="the package torch is not installed", fix=fix)
+        try:
+            import torch  # noqa: F401  # a wheel whose libraries do not load is found here
+        except (ImportError, OSError) as err:
+            return Probe(available=False, version=version, reason=f"torch cannot be imported: {err}", fix=fix)
+        return Probe(available=True, version=version)
+
+    def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
+        """Every problem."""
+        return SUPPORTED
+
+    @contextlib.contextmanager
+    def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> "Iterator[TorchSession]":
+        """Hold the module, without autograd while it is held.
+
+        Raises:
+            UnsupportedError: a device or option that it has not.
+            UnavailableError: the module cannot be compiled here.
+            ReadBackError: threads or matrix precision in force are not those asked.
+        """
+        import torch
+
+        binding.refuse_options(settings, self.name)
+        set_threads(settings.threads)
+        check_matmul_precision()
+        try:
+            with torch.inference_mode():
+                yield TorchSession(self, problem, settings)
+        finally:
+            if self.compiled:
+                torch._dynamo.reset()
+
+
+class TorchEager(TorchRuntime):
+    """Attention written out: scores, softmax, product."""
+
+    name = "torch-eager"
+    attention = "eager"
+
+
+class TorchSdpa(TorchRuntime):
+    """`scaled_dot_product_attention`, which chooses a kernel."""
+
+    name = "torch-sdpa"
+
+
+class TorchCompile(TorchRuntime):
+    """`torch.compile` around the SDPA block, one compilation per shape."""
+
+    name = "torch-compile"
+    compiled = True
+    opt_in = True
+    preload = ("torch", "attnbench.torch_model", "torch._inductor")
+
+    def probe(self) -> Probe:
+        """Is torch there, and what its compiler needs: a C++ compiler and Python's headers?"""
+        probe = super().probe()
+        compiler = os.environ.get("CXX", "g++")
+        if probe.available and shutil.which(compiler) is None:
+            reason = f"torch.compile needs a C++ compiler, {compiler!r} is not on the PATH"
+            return Probe(available=False, version=probe.version, reason=reason, fix="apt install g++")
+        header = Path(sysconfig.get_path("include")) / "Python.h"
+        if probe.available and not header.is_file():
+            reason = f"torch.compile needs the headers of Python, {header} is missing"
+            return Probe(available=False, version=probe.version, reason=reason, fix="apt install python3-dev")
+        return probe
+
+
+def set_threads(threads: int) -> None:
+    """Set torch's threads and read them back.
+
+    The inter-op pool can only be sized before its first use; nothing here uses it, so its size is reported, not
+    demanded.
+
+    Raises:
+        ReadBackError: torch has another number.
+    """
+    import torch
+
+    if torch.get_num_interop_threads() != 1:
+        with contextlib.suppress(RuntimeError):  # "after parallel work has started"
+            torch.set_num_interop_threads(1)
+    torch.set_num_threads(threads)
+    check_threads(threads)
+
+
+def check_threads(threads: int) -> None:
+    """Compare torch's threads with what was asked.
+
+    Raises:
+        ReadBackError: they differ.
+    """
+    import torch
+
+    found = torch.get_num_threads()
+    if found != threads:
+        raise ReadBackError(f"threads {threads} were asked, torch has {found}")
+
+
+def check_matmul_precision() -> str:
+    """What torch lets a matrix product of fp32 use; only full fp32 is measured as fp32.
+
+    Raises:
+        ReadBackError: somebody allowed TF32 or bf16.
+    """
+    import torch
+
+    allowed: str = torch.get_float32_matmul_precision()
+    onednn = getattr(torch.backends.mkldnn, "matmul", None)
+    allowed_onednn: str = getattr(onednn, "fp32_precision", "none")
+    if allowed != "highest" or allowed_onednn not in ("none", "ieee"):
+        found = f"float32_matmul_precision {allowed!r}, mkldnn.matmul.fp32_precision {allowed_onednn!r}"
+        raise ReadBackError(f"fp32 products in full precision were asked, torch has {found}")
+    return allowed
+
+
+class TorchSession:
+    """The module and the tensors that it is called with."""
+
+    def __init__(self, runtime: TorchRuntime, problem: Problem, settings: Settings) -> None:
+        from attnbench.torch_model import build_module
+
+        self._runtime, self._problem, self._threads = runtime, problem, settings.threads
+        self._module = build_module(problem, seed=settings.seed, attention=runtime.attention)
+        self._run: Callable[..., Any] = self._module
+        self._tensors: tuple[Any, ...] = ()
+        self._output: Any = None
+        self._kernel: tuple[str, dict[str, int]] | None = None
+        self._compiled_shapes: list[tuple[int, ...]] = []
+        self._build_ms: float | None = None
+        if runtime.compiled:
+            self._tensors = _tensors(make_inputs(problem))
+            self._build_ms = self._compile()
+            self._tensors = ()
+
+    def _compile(self) -> float:
+        """Compile for the shapes of `_tensors`, by running once; milliseconds.
+
+        Each shape is compiled afresh: torch would otherwise make lengths dynamic at the second one and give up after
+        eight.
+
+        Raises:
+            UnavailableError: the compiler does not work here.
+        """
+        import torch
+
+        start_ns = time.perf_counter_ns()
+        torch._dynamo.reset()
+        self._run = torch.compile(self._module, dynamic=False, fullgraph=True)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the compiler imports parts of torch that torch deprecated
+                self._run(*self._tensors)
+        except torch._dynamo.exc.BackendCompilerFailed as err:
+            words = " ".join(str(err).split())[:200]
+            raise UnavailableError(f"torch.compile does not work here: {words}; is a C++ compiler installed?") from err
+        self._compiled_shapes = [tuple(tensor.shape) for tensor in self._tensors]
+        return (time.perf_counter_ns() - start_ns) / 1e6
+
+    def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
+        """Copy the inputs into tensors; a compiled module is compiled for their shapes."""
+        self._tensors = _tensors(binding.own_inputs(self._problem, inputs))
+        self._output = self._kernel = None
+        if self._runtime.compiled and self._compiled_shapes != [tuple(t.shape) for t in self._tensors]:
+            self._compile()
+        run, tensors = self._run, self._tensors
+
+        def call() -> None:
+            self._output = None  # its memory serves the next one, as in an application
+            try:
+                self._output = run(*tensors)
+            except RuntimeError as err:
+                if binding.is_out_of_memory(err):
+                    raise MemoryError(str(err)) from err
+                raise
+
+        return call
+
+    def outputs(self) -> Array:
+        """`y` of the last call, copied.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        from attnbench.torch_model import from_torch
+
+        binding.require_ran(self._output is not None)
+        return np.array(from_torch(self._output), order="C", copy=True)
+
+    def facts(self) -> Facts:
+        """Threads and precision in force; the kernel from a profile of one more call, outside any timing.
+
+        Raises:
+            ReadBackError: threads or matrix precision in force are not those asked.
+        """
+        import torch
+
+        check_threads(self._threads)
+        allowed = check_matmul_precision()
+        if self._kernel is None and self._tensors:
+            self._kernel = self._profile()
+        kernel, operators = self._kernel or (UNKNOWN, {})
+        return Facts(
+            runtime_version=importlib.metadata.version("torch"), device="cpu", device_name=binding.cpu_name(),
+            threads=torch.get_num_threads(), compute_precision=self._precision(), attention_kernel=kernel,
+            kernel_evidence="profile" if kernel != UNKNOWN else "", build_ms=self._build_ms,
+            detail={
+                "inter_op_threads": torch.get_num_interop_threads(), "float32_matmul_precision": allowed,
+                "profiled_operators": operators,
+            },
+        )  # fmt: skip
+
+    def _precision(self) -> str:
+        """The dtype that weights and inputs have; torch on the CPU computes products in it."""
+        names = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+        tensors = [*self._module.parameters(), *self._tensors]
+        found = {names.get(str(tensor.dtype), UNKNOWN) for tensor in tensors}
+        return found.pop() if len(found) == 1 else UNKNOWN
+
+    def _profile(self) -> tuple[str, dict[str, int]]:
+        """The kernel of one call and how often each operator of interest ran."""
+        import torch
+
+        tensors = self._tensors
+        if self._runtime.attention == "eager":
+            tensors = tuple(tensor[..., :_EAGER_PROFILE_LEN, :] for tensor in tensors)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes "profiler_start" to stderr
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            self._run(*tensors)
+        counts = {event.key: int(event.count) for event in profile.key_averages()}
+        seen = {key: counts[key] for key in (*_KERNELS, _SOFTMAX, "aten::bmm", "aten::mm") if key in counts}
+        kernels = [_KERNELS[key] for key in seen if key in _KERNELS]
+        if not kernels and _SOFTMAX in seen:
+            kernels = ["math"]
+        return (kernels[0] if len(kernels) == 1 else UNKNOWN), seen
+
+
+def _tensors(inputs: Mapping[str, Array]) -> tuple[Any, ...]:
+    from attnbench.torch_model import to_torch
+
+    return tuple(to_torch(array) for array in inputs.values())
+
