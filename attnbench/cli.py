@@ -124,13 +124,13 @@ def bench(
     if dry_run:
         arguments.pop("out", None)
         plan = api.plan(**arguments)
-        say(json.dumps(terminal.plan_as_dict(plan), indent=2) if as_json else terminal.plan_text(plan))
+        say(json.dumps(terminal.plan_as_dict(plan), indent=2) if as_json else terminal.plan_text(plan, width=_width()))
         return 0
     run = api.bench(
         **arguments,
         progress=_progress(quiet),
         command=context.obj,
-        on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan)),
+        on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan, width=_width())),
     )
     _show(run, as_json)
     return run.exit_code

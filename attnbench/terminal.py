@@ -1,6 +1,7 @@
 """What a plan and a run look like in a terminal, as text."""
 
 import io
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,19 +11,19 @@ if TYPE_CHECKING:
     from attnbench.sweep.plan import Plan
 
 
-def plan_text(plan: "Plan") -> str:
-    """Cases, predicted time by phase, predicted memory."""
-    lengths = sorted({group.problem.q_len for group in plan.groups})
+def plan_text(plan: "Plan", *, width: int) -> str:
+    """Cases, predicted time by phase, predicted memory, in at most `width` columns."""
+    lengths = ", ".join(map(str, sorted({group.problem.q_len for group in plan.groups})))
     lines = [
-        f"{plan.case_count} cases: {len(plan.groups)} problems (T = {', '.join(map(str, lengths))}) "
-        f"x {len(plan.arms)} arms, {plan.threads} {'thread' if plan.threads == 1 else 'threads'} each",
+        f"{_count(plan.case_count, 'case')}: {_count(len(plan.groups), 'problem')} "
+        f"(T = {lengths}) x {_count(len(plan.arms), 'arm')}, {_count(plan.threads, 'thread')} each",
         *(f"  {arm}" for arm in plan.arms),
         f"predicted time {_minutes(plan.total_s)}" + _budget(plan),
         *(f"  {_minutes(seconds):>6}  {phase}" for phase, seconds in plan.split().items()),
         f"predicted memory {_gib(plan.peak_memory_bytes)} of {_gib(plan.available_bytes)} free",
         *(f"note: {notice}" for notice in plan.notices),
     ]
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
 
 
 def plan_as_dict(plan: "Plan") -> dict[str, Any]:
@@ -93,6 +94,10 @@ def _statuses(run: "Run") -> Mapping[str, int]:
 def _budget(plan: "Plan") -> str:
     budget_s = plan.sweep.time_budget_s
     return ", no budget" if budget_s is None else f" of a budget of {_minutes(budget_s)}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _minutes(seconds: float) -> str:

@@ -326,6 +326,22 @@ def test_bad_input_of_export_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_report_rebuilds_a_run_and_shows_it(
+    run: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "manifest.json").touch()
+    rebuilt: list[Path] = []
+
+    def rebuild(path: Path) -> SimpleNamespace:
+        rebuilt.append(path)
+        return SimpleNamespace(path=path, rows=[record("timeout", 128)], manifest={}, notices=[], exit_code=1)
+
+    monkeypatch.setattr(api, "rebuild_report", rebuild)
+    code, out, _ = run("report", str(tmp_path))
+    assert (code, rebuilt) == (0, [tmp_path])
+    assert out.endswith(f"cases: 1 timeout\nreport: {tmp_path / 'report.html'}\n")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -101,6 +101,7 @@ def test_a_plugin_that_is_there_loads_as_an_object(install_plugin: Install) -> N
     assert plugins.load_runtime("fake").name == "fake"
     answer = plugins.probe("runtime", "fake")
     assert (answer.available, answer.version, answer.reason) == (True, "7.1", "")
+    assert answer.traits == {"takes_artifact": False, "opt_in": False, "preload": []}
 
 
 @pytest.mark.parametrize(
