@@ -11,9 +11,6 @@ from attnbench.errors import (
     ExportError,
     UnavailableError,
     UnsupportedError,
-    WorkerError,
-    WorkerOutOfMemory,
-    WorkerTimeout,
 )
 from attnbench.interfaces import Probe, Settings
 from attnbench.measure import numerics
@@ -185,7 +182,7 @@ class Bench:
                         rows=judge["rows"],
                     )
                     ok, reason = numerics.judge_agreement(
-                        numerics.Agreement(**found["agreement"]), limits_of(size, judge)
+                        numerics.Agreement(**found["agreement"]), limits_of(size, judge, input_class)
                     )
                     if not ok:
                         raise ExportError(f"at {size.label()}, inputs {input_class}: {reason}")
@@ -201,17 +198,12 @@ class Bench:
         return self.peaks.get(dtype)
 
 
-def limits_of(problem: Problem, judge: Mapping[str, Any]) -> numerics.Limits:
+def limits_of(problem: Problem, judge: Mapping[str, Any], input_class: str) -> numerics.Limits:
     """What an output of this problem may differ by, from the judge's floor and torch eager's error."""
     eager = judge["eager"]["worst_row_rel_err"]
-    return numerics.limits(problem.dtype, judge["floor"], eager, part=problem.part)
+    return numerics.limits(problem.dtype, judge["floor"], eager, part=problem.part, input_class=input_class)
 
 
 def with_fix(probe: Probe) -> str:
     """Why a plug-in is unavailable, and what to type."""
     return f"{probe.reason}; {probe.fix}" if probe.fix else probe.reason
-
-
-def is_fatal_for_group(err: AttnbenchError) -> bool:
-    """Whether a failed reference means that the problem itself is too big or too slow here."""
-    return isinstance(err, WorkerOutOfMemory | WorkerTimeout | WorkerError)

@@ -2,12 +2,14 @@
 
 import random
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from attnbench.errors import AttnbenchError, WorkerError
+from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
+from attnbench.interfaces import UNKNOWN
 from attnbench.measure import numerics
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
@@ -82,7 +84,7 @@ class Group:
                 case.fail(err, "no reference, so nothing can be judged")
             return
         for case in self.cases:
-            case.limits = {name: limits_of(self.problem, judge) for name, judge in self.judges.items()}
+            case.limits = {name: limits_of(self.problem, judge, name) for name, judge in self.judges.items()}
             case.floor = self.judges["normal"]["floor"]
             case.eager_error = self.judges["normal"]["eager"]["worst_row_rel_err"]
 
@@ -106,12 +108,13 @@ class Group:
             worker.ask("load", timeout_s=timeout_s, **self._loading(case))
             took_ns = self._check(case, worker)
             facts = worker.ask("facts", timeout_s=timeout_s)
+            case.facts = case.facts or facts
+            _require_as_asked(facts, self.bench.threads, self.problem.dtype)
             if took_ns < LONG_CALL_NS and case.is_open:
                 took_ns = worker.ask("warm_up", timeout_s=timeout_s)["typical_ns"]
         except AttnbenchError as err:
             case.fail(err)
             return
-        case.facts = case.facts or facts
         if case.is_open:
             parked[f"{case.arm.label}#{replica}"] = worker
             lane = rounds.Lane(
@@ -223,6 +226,20 @@ class Group:
         if case.status == "oom" and self.bench.sweep.oom_skip:
             self.known_oom.setdefault(oom_key(case.arm, self.problem), self.problem)
         case.decide("ok", "")
+
+
+def _require_as_asked(facts: Mapping[str, Any], threads: int, dtype: str) -> None:
+    """What the runtime says it does must be what it was asked to do.
+
+    Raises:
+        ReadBackError: threads or device differ, or an fp32 problem is computed in less.
+    """
+    wanted = {"threads": threads, "device": "cpu"}
+    for name, asked in wanted.items():
+        if facts[name] is not None and facts[name] != asked:
+            raise ReadBackError(f"{name} asked: {asked}, in force: {facts[name]}")
+    if dtype == "fp32" and facts["compute_precision"] not in ("fp32", UNKNOWN):
+        raise ReadBackError(f"precision asked: fp32, in force: {facts['compute_precision']}")
 
 
 def oom_key(arm: Arm, problem: Problem) -> str:

@@ -237,7 +237,24 @@ class Late(Good):
             return timed
 
 
-ALL = (Good, Sleeper, Stubborn, Grandchild, Leaver, Segfault, Killed, Printer, Exiter, HalfJson, Raiser, Oom, Hog, Nan,
+class Threads(Good):
+    """Runs with other threads than asked."""
+    name = "threads"
+    class session(Session):
+        def facts(self):
+            return Facts(runtime_version="1", device="cpu", device_name="fake", threads=7, compute_precision="fp32")
+
+
+class Downgrade(Good):
+    """Computes fp32 in bf16 and says so."""
+    name = "downgrade"
+    class session(Session):
+        def facts(self):
+            return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="bf16")
+
+
+ALL = (Threads, Downgrade, Good,
+       Sleeper, Stubborn, Grandchild, Leaver, Segfault, Killed, Printer, Exiter, HalfJson, Raiser, Oom, Hog, Nan,
        Dtype, Cached, Ahead, Memo, View, Refuser, Late)
 '''
 

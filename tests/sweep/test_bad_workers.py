@@ -1,5 +1,5 @@
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ Found = dict[str, Record]
 
 BAD = (
     "sleeper", "stubborn", "grandchild", "leaver", "segfault", "killed", "printer", "exiter", "half-json", "raiser",
-    "nan", "dtype", "cached", "ahead", "memo", "view", "refuser", "late",
+    "nan", "dtype", "cached", "ahead", "memo", "view", "refuser", "late", "threads", "downgrade",
 )  # fmt: skip
 
 
@@ -83,6 +83,8 @@ def test_a_good_runtime_beside_bad_ones_is_ok_with_all_figures(found: Found) -> 
         ("half-json", "error", "no result"),
         ("raiser", "error", "kaputt in two lines"),
         ("refuser", "unsupported", "it does not like this problem"),
+        ("threads", "error", "threads asked: 1, in force: 7"),
+        ("downgrade", "error", "precision asked: fp32, in force: bf16"),
         ("printer", "ok", ""),
     ],
 )

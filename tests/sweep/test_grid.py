@@ -1,0 +1,128 @@
+from pathlib import Path
+
+import pytest
+
+from attnbench.errors import InputError, ProblemError
+from attnbench.problem import Problem
+from attnbench.sweep import grid
+
+TAKES = {"torch-eager": False, "torch-sdpa": False, "ort-cpu": True, "openvino": True}
+
+
+def test_the_default_sweep_has_three_variants_at_six_lengths() -> None:
+    found = grid.problems(grid.resolve(None, {}))
+    assert [(p.variant, p.q_len) for p in found[:4]] == [("self", 128), ("cross", 128), ("causal", 128), ("self", 256)]
+    assert len(found) == 18
+    assert {p.part for p in found} == {"block"}
+
+
+def test_cross_has_half_as_many_keys_unless_told() -> None:
+    assert grid.problems(grid.resolve(None, {"variants": ("cross",), "seq_lens": (128,)}))[0].kv_len == 64
+    found = grid.problems(grid.resolve(None, {"variants": ("cross",), "seq_lens": (128,), "kv_lens": (7, 9)}))
+    assert [p.kv_len for p in found] == [7, 9]
+
+
+def test_the_default_arms_are_those_of_the_issue_with_the_baseline_first() -> None:
+    found = [a.label for a in grid.arms(grid.resolve(None, {}), TAKES)]
+    assert found == [
+        "torch-sdpa", "torch-eager", "onnx-decomposed@ort-cpu", "onnx-attention@ort-cpu", "onnx-contrib@ort-cpu",
+        "onnx-decomposed@openvino", "onnx-attention@openvino",
+    ]  # fmt: skip
+
+
+def test_named_runtimes_get_every_exporter_and_the_baseline_is_added() -> None:
+    sweep = grid.resolve("quick", {"runtimes": ("openvino",)})
+    found = [a.label for a in grid.arms(sweep, TAKES)]
+    assert found == [
+        "torch-sdpa", "onnx-decomposed@openvino", "onnx-attention@openvino", "onnx-contrib@openvino",
+    ]  # fmt: skip
+
+
+def test_an_opset_asked_for_is_part_of_the_arm_and_the_case() -> None:
+    arm = grid.Arm(exporter="onnx-attention", runtime="ort-cpu", opset=24)
+    assert arm.label == "onnx-attention[opset=24]@ort-cpu"
+    problem = Problem.make(seq_len=8)
+    plain = grid.Arm(exporter="onnx-attention", runtime="ort-cpu")
+    assert arm.case_id(problem) != plain.case_id(problem)
+    assert plain.case_id(problem) != plain.case_id(problem.at(q_len=9))
+
+
+def test_a_case_id_is_the_same_in_every_version() -> None:
+    # Changing this value breaks the comparison of runs of different versions.
+    arm = grid.Arm(exporter="onnx-attention", runtime="ort-cpu")
+    assert arm.case_id(Problem.make(seq_len=128)) == "6bd869af4855"
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('variants = ["self"]\nseq_lens = [16, 32]\ntime_budget = "2m"\nmemory_limit = "1GiB"\n')
+    sweep = grid.resolve(path, {"seq_lens": (64,)})
+    assert (sweep.name, sweep.seq_lens, sweep.time_budget_s, sweep.memory_limit_bytes) == (
+        "mine",
+        (64,),
+        120.0,
+        1 << 30,
+    )
+
+
+def test_a_single_value_in_a_file_needs_no_brackets(tmp_path: Path) -> None:
+    path = tmp_path / "one.toml"
+    path.write_text('variants = "self"\nseq_lens = 16\n')
+    assert grid.resolve(path, {}).seq_lens == (16,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("seq_len = [1]", "no key 'seq_len'.*did you mean 'seq_lens'"),
+        ("seq_lens = [0]", "q_len must be a whole number of at least 1, got 0"),
+        ("seq_lens = [1000000000]", "would need 2048000000000 bytes"),
+        ("seq_lens = []", "is empty"),
+        ("seq_lens = [16, 16]", "given twice"),
+        ('seq_lens = ["x"]', "seq_lens"),
+        ('variants = ["selv"]', "variant must be one of self, cross, causal; got 'selv'"),
+        ('mask = "causal_top_left"', "means mask none"),
+        ('variants = ["self"]\nkv_lens = [4]', "needs variant cross"),
+        ("num_heads = [-1]", "num_heads must be"),
+        ("threads = 0", "between 1 and 4096"),
+        ('time_budget = "soon"', "a duration is a number"),
+        ('memory_limit = "lots"', "a size is a number"),
+        ("memory_limit = 1", "at least 256MiB"),
+        ("timeout = -1", "above 0"),
+        ("seed = -1", "between 0"),
+        ("heads = [1]\nnum_heads = [2]", "given twice"),
+        ("[table", "is not TOML"),
+        ("oom_skip = 3", "oom_skip"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words) as found:
+        grid.resolve(path, {})
+    assert "\n" not in str(found.value)
+
+
+def test_an_unknown_sweep_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no sweep 'quik'; built in: quick, default, full.*did you mean 'quick'"):
+        grid.resolve("quik", {})
+
+
+def test_a_sweep_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the sweep file"):
+        grid.resolve(tmp_path, {})
+
+
+def test_a_block_with_a_causal_mask_takes_one_length() -> None:
+    with pytest.raises(ProblemError, match="q_len must equal kv_len"):
+        Problem.make(variant="causal", seq_len=4, kv_len=5)
+
+
+@pytest.mark.parametrize(("text", "bytes_"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5kb", 1500), (7, 7)])
+def test_sizes(text: str | int, bytes_: int) -> None:
+    assert grid.parse_size(text) == bytes_
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("300s", 300.0), ("5m", 300.0), ("90", 90.0), ("1h", 3600.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert grid.parse_duration(text) == seconds

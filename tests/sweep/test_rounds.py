@@ -1,0 +1,157 @@
+import random
+from collections.abc import Callable
+
+import pytest
+
+from attnbench.errors import WorkerCrashed, WorkerError
+from attnbench.measure.timing import Visit
+from attnbench.sweep import rounds
+
+
+class Machine:
+    """A simulated machine: one clock, on which every visit takes its time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.order: list[str] = []
+
+
+class Arm:
+    """A parked arm of constant speed times whatever `speed` says at the machine's time."""
+
+    def __init__(self, machine: Machine, name: str, call_s: float, speed: Callable[[float], float] = lambda _: 1.0):
+        self.machine, self.name, self.call_s, self.speed = machine, name, call_s, speed
+        self.rng = random.Random(name)
+        self.noise = 0.0
+        self.off_cpu = 0.0
+        self.dies_at: int | None = None
+        self.visits = 0
+
+    def visit(self, *, drop: int, keep: int) -> Visit:
+        if self.visits == self.dies_at:
+            raise WorkerCrashed("killed by signal 9 (SIGKILL)")
+        self.visits += 1
+        self.machine.order.append(self.name)
+        took = [
+            int(1e9 * self.call_s * self.speed(self.machine.now_s) * (1 + self.noise * self.rng.gauss(0, 1)))
+            for _ in range(keep)
+        ]
+        self.machine.now_s += sum(took) / 1e9 + drop * self.call_s
+        wall = sum(took)
+        return Visit(
+            samples_ns=took, involuntary_switches=0, steal_ticks=0, wall_ns=wall,
+            thread_cpu_ns=int(wall * (1 - self.off_cpu)), process_cpu_ns=int(wall * (1 - self.off_cpu)), dropped=drop,
+        )  # fmt: skip
+
+
+def lanes_of(*arms: Arm, baseline: str = "base") -> list[rounds.Lane]:
+    seen: dict[str, int] = {}
+    lanes = []
+    for arm in arms:
+        replica = seen.get(arm.name, 0)
+        seen[arm.name] = replica + 1
+        lanes.append(rounds.Lane(arm=arm.name, replica=replica, parked=arm, call_s=arm.call_s))
+    return lanes
+
+
+def run(machine: Machine, lanes: list[rounds.Lane], budget_s: float = 1e9) -> None:
+    rounds.run_rounds(lanes, rng=random.Random(1), threads=1, budget_s=budget_s, now=lambda: machine.now_s)
+
+
+def test_quiet_arms_stop_by_precision_at_the_first_look() -> None:
+    machine = Machine()
+    lanes = lanes_of(Arm(machine, "base", 0.001), Arm(machine, "base", 0.001), Arm(machine, "other", 0.0011))
+    run(machine, lanes)
+    assert {lane.stopped_by for lane in lanes} == {"precision"}
+    assert {len(lane.medians) for lane in lanes} == {20}
+
+
+def test_noisy_arms_go_on_to_a_hundred_rounds() -> None:
+    machine = Machine()
+    arms = [Arm(machine, "base", 0.03), Arm(machine, "other", 0.031)]
+    for arm in arms:
+        arm.noise = 0.2
+    lanes = lanes_of(*arms)
+    run(machine, lanes)
+    assert {(lane.stopped_by, len(lane.medians)) for lane in lanes} == {("rounds", 100)}
+
+
+def test_a_spent_budget_stops_only_after_the_least_rounds() -> None:
+    machine = Machine()
+    arms = [Arm(machine, "base", 0.4), Arm(machine, "other", 0.4)]
+    for arm in arms:
+        arm.noise = 0.2
+    lanes = lanes_of(*arms)
+    run(machine, lanes, budget_s=0.001)
+    # A round takes 0.8 s: ten are the least.
+    assert {(lane.stopped_by, len(lane.medians)) for lane in lanes} == {("budget", 10)}
+
+
+def test_an_arm_that_is_far_off_leaves_the_rotation_after_the_least_rounds() -> None:
+    machine = Machine()
+    arms = [Arm(machine, "base", 0.01), Arm(machine, "other", 0.01), Arm(machine, "slow", 0.1)]
+    for arm in arms:
+        arm.noise = 0.05
+    lanes = lanes_of(*arms)
+    run(machine, lanes)
+    assert (lanes[2].stopped_by, len(lanes[2].medians)) == ("outlying", 20)
+    assert len(lanes[0].medians) > 20
+
+
+def test_every_round_has_its_own_order() -> None:
+    machine = Machine()
+    lanes = lanes_of(*(Arm(machine, name, 0.001) for name in "abcdef"))
+    run(machine, lanes)
+    orders = {tuple(machine.order[i : i + 6]) for i in range(0, 120, 6)}
+    assert len(orders) > 15
+    assert all(sorted(order) == list("abcdef") for order in orders)
+
+
+def test_drift_of_the_machine_does_not_bias_the_ratio() -> None:
+    machine = Machine()
+    slowing: Callable[[float], float] = lambda now_s: 1 + now_s  # noqa: E731
+    arms = [Arm(machine, "base", 0.001, slowing), Arm(machine, "other", 0.00105, slowing)]
+    lanes = lanes_of(*arms)
+    run(machine, lanes)
+    found = rounds.ratio_of(lanes, lanes[1])
+    assert found is not None
+    assert found.low <= 1 / 1.05 <= found.high
+    assert found.ratio == pytest.approx(1 / 1.05, rel=0.02)
+
+
+def test_a_contended_visit_is_repeated_twice_and_then_kept_and_counted() -> None:
+    machine = Machine()
+    arm = Arm(machine, "base", 0.001)
+    arm.off_cpu = 0.5
+    lanes = lanes_of(arm)
+    run(machine, lanes)
+    lane = lanes[0]
+    assert lane.visits == 3 * len(lane.medians)
+    assert lane.contended_visits == len(lane.medians)
+    assert lane.is_contended
+
+
+def test_a_worker_that_dies_leaves_and_the_others_go_on() -> None:
+    machine = Machine()
+    arms = [Arm(machine, "base", 0.001), Arm(machine, "other", 0.001)]
+    arms[1].dies_at = 3
+    lanes = lanes_of(*arms)
+    run(machine, lanes)
+    assert isinstance(lanes[1].failure, WorkerError)
+    assert len(lanes[0].medians) == 20
+
+
+def test_the_noise_ratio_is_that_of_the_two_replicas() -> None:
+    machine = Machine()
+    lanes = lanes_of(Arm(machine, "base", 0.001), Arm(machine, "base", 0.00101), Arm(machine, "other", 0.002))
+    run(machine, lanes)
+    assert rounds.noise_log_ratio(lanes) == pytest.approx(-0.00995, abs=1e-4)
+    assert rounds.noise_log_ratio(lanes[1:]) is None
+
+
+def test_a_call_below_the_clock_s_resolution_is_one_nanosecond_not_zero() -> None:
+    machine = Machine()
+    lanes = lanes_of(Arm(machine, "base", 0.0))
+    machine_clock = iter(range(10**6))
+    rounds.run_rounds(lanes, rng=random.Random(1), threads=1, budget_s=1.0, now=lambda: next(machine_clock) / 1e3)
+    assert set(lanes[0].medians.values()) == {1.0}
