@@ -182,13 +182,18 @@ def flat_text(value: Any) -> str:
 
 def wrong_answers(panels: Sequence[Panel]) -> list[dict[str, str]]:
     """Every `mismatch`: arm, problem, and each gate that it broke with the measured and the allowed value."""
+    one_facet = len({panel.facet for panel in panels}) == 1
     return [
-        {"arm": arm, "where": f"{panel.facet.title()}: {panel.title()}", "x": f"{panel.x_label} = {x}",
-         "gates": "; ".join(broken_gates(r)) or r.reason, "reason": r.reason}
+        {
+            "arm": arm,
+            "where": panel.title() if one_facet else f"{panel.facet.title()}: {panel.title()}",
+            "x": f"{panel.x_label} = {x}",
+            "gates": "; ".join(broken_gates(r)) or r.reason,
+        }
         for panel in panels
         for (arm, x), r in panel.cells.items()
         if r.status == "mismatch"
-    ]  # fmt: skip
+    ]
 
 
 def broken_gates(r: Record) -> list[str]:
@@ -218,7 +223,7 @@ def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any]) -> list[Tr
     found = [
         Trouble(
             arm=fmt_list(unique(arm for _, arm, _ in members), 4), status=status, reason=reason, way_out=way_out,
-            where=_where(members), count=len(members),
+            where=_where(members, panels), count=len(members),
         )
         for (status, reason, way_out), members in groups.items()
     ]  # fmt: skip
@@ -234,9 +239,12 @@ def _way_out(r: Record, manifest: Mapping[str, Any]) -> str:
     return _WAY_OUT.get(r.status, "")
 
 
-def _where(members: Sequence[tuple[Panel, str, int]]) -> str:
-    """`self T = 512, 1024; causal all T`; part and dtype are named only when there are several facets."""
+def _where(members: Sequence[tuple[Panel, str, int]], everything: Sequence[Panel]) -> str:
+    """`self: T = 512, 1024; causal: all T`; part and dtype are named only when there are several facets."""
     panels = {panel.number: panel for panel, _, _ in members}
+    places = {(panel.number, x) for panel, _, x in members}
+    if len(everything) > 1 and places == {(panel.number, x) for panel in everything for x in panel.xs}:
+        return "everywhere"
     one_facet = len({panel.facet for panel in panels.values()}) == 1
     parts = []
     for number, panel in panels.items():

@@ -1,5 +1,6 @@
 """Which pictures a report holds: the most telling ones first, up to a limit; the rest are named."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,12 +60,21 @@ def draw_all(run_dir: Path, panels: Sequence[Panel]) -> Pictures:
         with figures.plotting():
             for section, panel in wanted[:MAX_FIGURES]:
                 _draw_one(result, run_dir, section, panel, styles)
+        _remove_stale(folder, {p.name for p in result.drawn})
     except ImportError as err:
         result.problems.append(f"{err.name or 'matplotlib'} is not installed: no plots; pip install matplotlib")
     except OSError as err:
         result.problems.append(f"cannot write plots to {folder}: {err.strerror or err}; no (more) plots were drawn")
     result.left_out = _left_out(wanted[MAX_FIGURES:])
     return result
+
+
+def _remove_stale(folder: Path, names: set[str]) -> None:
+    """Delete pictures of an earlier report of this run that this one did not draw."""
+    ours = re.compile(rf"({'|'.join(SECTIONS)})-\d+-.*\.(svg|png)")
+    for path in folder.iterdir():
+        if ours.fullmatch(path.name) and path.stem not in names:
+            path.unlink()
 
 
 def _order(panels: Sequence[Panel]) -> Iterator[tuple[str, Panel]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 WIDTH_IN, PLOT_HEIGHT_IN, LANE_IN, LABEL_PT = 4.9, 2.75, 0.135, 7.4
 LEFT, BOTTOM_IN, TOP_IN = 0.085, 0.43, 0.36
 KEY_X, TEXT_X = 1.045, 1.075  # of the axes' width: the marker and the name beside a line's end
+BELOW_AXIS = 1e-12  # stands for an interval's end that a log axis cannot show
 NO_FIGURE = "no figure"
 _HALO = {"facecolor": LIGHT_PAGE, "alpha": 0.75, "linewidth": 0, "pad": 0.6}
 
@@ -185,7 +186,7 @@ def _draw_arm(axes: "Axes", kind: Kind, panel: Panel, arm: str, style: ArmStyle)
 
 
 def _draw_intervals(axes: "Axes", kind: Kind, panel: Panel, arm: str, style: ArmStyle) -> None:
-    """A band between neighbours and a bar at each point; an end at or below zero goes to the edge of the axis."""
+    """A band between neighbours and a bar at each point; a triangle where its low end is at or below zero."""
     xs: list[float] = []
     lows: list[float] = []
     highs: list[float] = []
@@ -193,8 +194,13 @@ def _draw_intervals(axes: "Axes", kind: Kind, panel: Panel, arm: str, style: Arm
         low, high = kind.interval(r) if r is not None and drawable(kind.value(r)) else (None, None)
         known = low is not None and high is not None and math.isfinite(high)
         xs.append(x)
-        lows.append(math.nan if low is None or not known else max(low, 1e-12))
+        lows.append(math.nan if low is None or not known else max(low, BELOW_AXIS))
         highs.append(math.nan if high is None or not known else high)
+    cut = [x for x, low in zip(xs, lows, strict=True) if low <= BELOW_AXIS]
+    axes.plot(
+        cut, [0.015] * len(cut), marker="v", markersize=4, linestyle="none", color=style.color,
+        transform=axes.get_xaxis_transform(), clip_on=False,
+    )  # fmt: skip
     axes.fill_between(xs, lows, highs, color=style.color, alpha=0.18, linewidth=0)
     axes.vlines(xs, lows, highs, color=style.color, linewidth=1.0)
 

@@ -62,6 +62,7 @@ def draw_rounds(visits: list[Visits], title: str, styles: Mapping[str, ArmStyle]
     """A row per worker: dot = the visit's median, bar = its fastest to slowest call. Call it inside `plotting`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     height = ROW_IN * len(visits) + 0.85
     figure = Figure(figsize=(WIDTH_IN, height))
@@ -73,6 +74,7 @@ def draw_rounds(visits: list[Visits], title: str, styles: Mapping[str, ArmStyle]
         _draw_worker(axes, v, styles[v.arm])
         axes.set_xlim(-0.5, last_round + 0.5)
         axes.tick_params(labelbottom=i == len(visits) - 1, bottom=i == len(visits) - 1, length=3, pad=2)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if visits:
         axes.set_xlabel("round", labelpad=2)
     figure.text(0.01, 1 - 0.05 / height, f"{title}: samples by round", va="top", weight="bold", size=9)

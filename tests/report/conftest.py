@@ -2,8 +2,9 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ BASELINE = "torch-sdpa"
 FLOOR = {"fp32": 4e-8, "fp16": 3e-4, "bf16": 2.5e-3}
 
 
-def make_record(problem: Problem, arm: str, **changes: Any) -> Record:
+def make_record(problem: Problem, arm: str, /, **changes: Any) -> Record:
     """One plausible `ok` record; `changes` replace any field."""
     exporter, runtime, short, long, matrices, load = ARMS.get(arm, ("torch", arm, 1.0, 1.0, 0.1, 20.0))
     flops = 4 * problem.batch_size * problem.q_len * problem.kv_len * problem.embed_dim
@@ -192,6 +193,11 @@ def troubled_records(arms: Sequence[str] = tuple(ARMS)) -> list[Record]:
     return mark_fastest(records)
 
 
-@pytest.fixture
-def make() -> Callable[..., Record]:
-    return make_record
+@pytest.fixture(scope="session")
+def lab() -> SimpleNamespace:
+    """The makers above, for tests."""
+    return SimpleNamespace(
+        ARMS=ARMS, make_record=make_record, without_figures=without_figures, mark_fastest=mark_fastest,
+        make_problems=make_problems, make_manifest=make_manifest, write_samples=write_samples, write_run=write_run,
+        default_records=default_records, troubled_records=troubled_records,
+    )  # fmt: skip

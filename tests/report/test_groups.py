@@ -1,0 +1,114 @@
+"""Only what was measured alike shares a chart."""
+
+import pytest
+
+from attnbench.problem import Problem
+from attnbench.report.groups import attention_share, make_panels, peak_bytes
+
+
+def titles(panels):
+    return [panel.title() for panel in panels]
+
+
+def test_one_panel_a_variant_with_its_kv_rule(lab):
+    assert titles(make_panels(lab.default_records())) == ["self", "cross (kv_len = T/2)", "causal"]
+
+
+@pytest.mark.parametrize("field", ["latency_scope", "device", "threads"])
+def test_rows_measured_differently_never_share_a_panel(lab, field):
+    problem = Problem.make(seq_len=128)
+    other = {"latency_scope": "device", "device": "cuda:0", "threads": 2}[field]
+    records = [lab.make_record(problem, "torch-sdpa"), lab.make_record(problem, "torch-eager", **{field: other})]
+    panels = make_panels(records)
+    assert len(panels) == 2
+    assert {len(panel.arms) for panel in panels} == {1}
+
+
+def test_parts_dtypes_batches_and_heads_have_their_own_facets(lab):
+    problems = [
+        Problem.make(seq_len=128),
+        Problem.make(seq_len=128, part="core"),
+        Problem.make(seq_len=128, dtype="fp16"),
+        Problem.make(seq_len=128, batch_size=8),
+        Problem.make(seq_len=128, num_heads=4),
+        Problem.make(seq_len=128, head_dim=32),
+    ]
+    panels = make_panels([lab.make_record(p, "torch-sdpa") for p in problems])
+    assert len({panel.facet for panel in panels}) == 6
+
+
+def test_a_case_that_did_not_run_stands_beside_its_arm(lab):
+    small, large = Problem.make(seq_len=128), Problem.make(seq_len=256)
+    records = [lab.make_record(p, "torch-sdpa", threads=4) for p in (small, large)]
+    records += [lab.make_record(p, "torch-sdpa", threads=2, run_id="b") for p in (small, large)]
+    records.append(lab.make_record(small, "torch-eager", threads=2))
+    records.append(lab.without_figures(lab.make_record(large, "torch-eager"), "oom", "too large"))
+    (panel,) = [p for p in make_panels(records) if ("torch-eager", 128) in p.cells]
+    assert panel.facet.threads == 2
+    assert panel.cells["torch-eager", 256].status == "oom"
+
+
+def test_a_runtime_that_does_not_tell_its_threads_joins_the_others(lab):
+    problem = Problem.make(seq_len=128)
+    records = [lab.make_record(problem, "torch-sdpa"), lab.make_record(problem, "ort-cpu", threads=None)]
+    assert len(make_panels(records)) == 1
+
+
+def test_a_run_where_nothing_worked_still_has_its_panels(lab):
+    records = [
+        lab.without_figures(lab.make_record(Problem.make(seq_len=t), "torch-sdpa"), "unavailable", "no torch")
+        for t in (128, 256)
+    ]
+    (panel,) = make_panels(records)
+    assert panel.xs == [128, 256]
+
+
+def test_lengths_that_both_vary_are_split_by_the_rarer_one(lab):
+    problems = [Problem.make(variant="cross", seq_len=q, kv_len=kv) for q in (128, 256, 512) for kv in (64, 1024)]
+    panels = make_panels([lab.make_record(p, "torch-sdpa") for p in problems])
+    assert titles(panels) == ["cross (kv_len = 64)", "cross (kv_len = 1024)"]
+    assert [panel.xs for panel in panels] == [[128, 256, 512]] * 2
+    decode = [Problem.make(variant="cross", seq_len=1, kv_len=kv) for kv in (64, 1024, 4096)]
+    (panel,) = make_panels([lab.make_record(p, "torch-sdpa") for p in decode])
+    assert (panel.title(), panel.x_label, panel.xs) == ("cross (q_len = 1)", "kv_len", [64, 1024, 4096])
+
+
+def test_masks_of_one_variant_are_not_mixed(lab):
+    problem = Problem.make(seq_len=128)
+    panels = make_panels(
+        [lab.make_record(problem, "torch-sdpa", mask=m) for m in ("none", "None", "NA", "nan", "null")]
+    )
+    assert len(panels) == 5
+
+
+def test_two_opsets_of_one_arm_are_two_series(lab):
+    problem = Problem.make(seq_len=128)
+    records = [lab.make_record(problem, "onnx-attention@ort-cpu", opset=n, case_id=str(n)) for n in (23, 24)]
+    (panel,) = make_panels(records)
+    assert panel.arms == ["onnx-attention@ort-cpu opset 23", "onnx-attention@ort-cpu opset 24"]
+
+
+def test_no_record_is_lost_even_when_everything_about_it_is_twice(lab):
+    record = lab.make_record(Problem.make(seq_len=128), "torch-sdpa")
+    (panel,) = make_panels([record, record.model_copy()])
+    assert len(panel.cells) == 2
+
+
+@pytest.mark.parametrize(
+    ("variant", "seq_len", "share"),
+    [("self", 128, 1 / 9), ("self", 1024, 0.5), ("self", 4096, 0.8), ("causal", 2048, 0.5)],
+)
+def test_attention_share_of_the_block_by_hand(lab, variant, seq_len, share):
+    # self: 4 T^2 E of 4 T^2 E + 8 T E^2 = T / (T + 2E), E = 512; causal has half the attention: T / (T + 4E)
+    record = lab.make_record(Problem.make(variant=variant, seq_len=seq_len), "torch-sdpa")
+    assert attention_share(record) == pytest.approx(share)
+
+
+def test_attention_is_all_of_the_core(lab):
+    assert attention_share(lab.make_record(Problem.make(part="core", seq_len=128), "torch-sdpa")) == 1
+
+
+def test_a_device_case_shows_device_memory(lab):
+    problem = Problem.make(seq_len=128)
+    assert peak_bytes(lab.make_record(problem, "x", peak_host_bytes=5, peak_device_bytes=7)) == 5
+    assert peak_bytes(lab.make_record(problem, "x", peak_host_bytes=5, peak_device_bytes=7, device="cuda:0")) == 7
