@@ -74,7 +74,7 @@ def build_model(problem: Problem, opset: int, weights: dict[str, Array]) -> Any:
 
 
 def _packed_nodes(problem: Problem, weights: dict[str, Array]) -> tuple[list[Any], dict[str, Array]]:
-    """x (B, T, E) -> Attention with weight (E, 3E) -> (B, T, E) -> output projection."""
+    """Pack the projections: x (B, T, E) -> Attention with weight (E, 3E) -> (B, T, E) -> output projection."""
     from onnx import helper
 
     packed = np.concatenate([weights["w_q"], weights["w_k"], weights["w_v"]], axis=1)  # (E, 3E)

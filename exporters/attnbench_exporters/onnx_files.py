@@ -20,7 +20,7 @@ from typing import Any
 
 from attnbench.errors import ArtifactError, ExportError, FrozenDimError, OpsetError
 from attnbench.interfaces import Artifact, Probe
-from attnbench.problem import OUTPUT_NAME, Problem
+from attnbench.problem import Problem
 
 # Larger models keep their weights in a file beside the .onnx: a protobuf message cannot pass 2 GiB.
 EXTERNAL_DATA_BYTES = 1 << 30
@@ -85,7 +85,8 @@ def write_artifact(model: Any, path: Path, *, exporter: str, problem: Problem, o
     try:
         size_bytes, digest = _write(model, path)
     except OSError as err:
-        raise ExportError(f"cannot write {str(path)!r}: {err.strerror or err}; name a folder that can be written") from err
+        reason = err.strerror or err
+        raise ExportError(f"cannot write {str(path)!r}: {reason}; name a folder that can be written") from err
     return Artifact(
         path=path, exporter=exporter, opset=opset, sha256=digest, size_bytes=size_bytes, problem=problem,
         operators=operator_counts(model),
@@ -247,7 +248,7 @@ def _set_entries(entries: Any, **values: str) -> None:
 def external_files(path: Path) -> set[str]:
     """Names of the weight files that the .onnx at `path` refers to; empty where there is none or no ONNX file."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         tensors: Iterable[Any] = onnx.load(path, load_external_data=False).graph.initializer

@@ -90,7 +90,7 @@ def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No notes about torchvision, deprecations inside torch or opset conversion: what matters is checked on the file."""
+    """No notes about torchvision, deprecations or opset conversion: what matters is checked on the file."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

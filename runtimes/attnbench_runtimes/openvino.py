@@ -92,7 +92,7 @@ class OpenVinoSession:
             raise UnsupportedError(f"openvino cannot compile {artifact.path.name!r}: {_words(err)}") from err
         self._request = self._compiled.create_infer_request()
         self._inputs: dict[str, Array] = {}  # the request holds bare pointers: these must outlive it
-        self._output = np.zeros(0)
+        self._output: Array = np.zeros(0)
         self._ran = False
         self._first_kv_len: int | None = None
         self._read_back()

@@ -101,7 +101,7 @@ class OrtSession:
         self._runtime, self._problem, self._artifact, self._settings = runtime, problem, artifact, settings
         self._session = _open(runtime, artifact, self._options())
         self._inputs: dict[str, Array] = {}  # bound values are bare pointers: these must outlive them
-        self._output = np.zeros(0)
+        self._output: Array = np.zeros(0)
         self._ran = False
         self._facts: Facts | None = None
         self._check_threads()

@@ -287,4 +287,3 @@ def _tensors(inputs: Mapping[str, Array]) -> tuple[Any, ...]:
     from attnbench.torch_model import to_torch
 
     return tuple(to_torch(array) for array in inputs.values())
-
