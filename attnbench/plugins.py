@@ -15,7 +15,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -144,6 +143,8 @@ def probe_all(
         InputError: no plug-in of that name.
         PluginError: attnbench is not installed, or two distributions declare the same name.
     """
+    from concurrent.futures import ThreadPoolExecutor  # here, because it imports logging and listing need not wait
+
     plugins = list(_installed(kind).values()) if names is None else [find(kind, name) for name in names]
     groups: dict[str, list[Plugin]] = {}
     for plugin in plugins:
@@ -167,12 +168,16 @@ def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
 
 def _installed(kind: Kind) -> dict[str, Plugin]:
     found: dict[str, Plugin] = {}
+    names: dict[int, tuple[str, str]] = {}  # of each distribution, because every look parses its metadata again
     for point in sorted(importlib.metadata.entry_points(group=GROUPS[kind]), key=lambda point: point.name):
         dist = point.dist
         assert dist is not None  # entry points of installed metadata always have one
+        if id(dist) not in names:
+            names[id(dist)] = (dist.name, dist.version)
+        distribution, version = names[id(dist)]
         plugin = Plugin(
-            kind=kind, name=point.name, value=point.value, distribution=dist.name, version=dist.version,
-            builtin=dist.name == DISTRIBUTION,
+            kind=kind, name=point.name, value=point.value, distribution=distribution, version=version,
+            builtin=distribution == DISTRIBUTION,
         )  # fmt: skip
         other = found.setdefault(plugin.name, plugin)
         if other != plugin:
