@@ -52,7 +52,7 @@ def break_even(record: Record, baseline: Record | None) -> str:
         return "from the first call" if extra <= 0 else fmt_count(math.ceil(extra / (theirs - mine)) + 1, "call")
     if record.verdict == "slower":
         return "never: slower per call" if my_cold >= their_cold else "ahead only at first: slower per call"
-    return "no difference per call"
+    return "no difference per call" if record.verdict == "same" else "not decided: ambiguous per call"
 
 
 def what_to_ship(panel: Panel) -> str:
@@ -119,8 +119,11 @@ def _sizes(right: Sequence[Record]) -> str:
     lengths = [r.q_len for r in right]
     shapes = unique(f"{r.num_heads} x {r.head_dim}" for r in right)
     batches = unique(str(b) for b in sorted({r.batch_size for r in right}))
+    outside = f"T below {min(lengths)} or above {max(lengths)}"
+    if len(set(lengths)) == 1:
+        outside = f"T other than {lengths[0]}"
     return (
-        f"Sizes: T below {min(lengths)} or above {max(lengths)}, batch sizes other than {fmt_list(batches)}, "
+        f"Sizes: {outside}, batch sizes other than {fmt_list(batches)}, "
         f"heads other than {fmt_list(shapes)}, dtypes other than {fmt_list(unique(r.dtype for r in right))}."
     )
 

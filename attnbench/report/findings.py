@@ -29,6 +29,8 @@ _WAY_OUT = {
     "compiled": "run it on a machine with the device that it was compiled for",
     "unsupported": "choose another exporter, dtype or variant for this runtime",
 }
+# Installed, but no part of any figure; all versions stand in the environment section.
+_UNDER_THE_HOOD = frozenset({"pandas", "pyarrow", "pydantic", "matplotlib", "psutil", "threadpoolctl", "nvidia-ml-py"})
 _STOP_WORDS = {
     "precision": "at the wanted precision",
     "budget": "by the time budget",
@@ -65,7 +67,8 @@ def pick_at(panel: Panel, x: int) -> Pick:
     right = panel.ok_at(x)
     if not right:
         counts = Counter(r.status for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None)
-        text = "nothing ran right (" + ", ".join(f"{n} {status}" for status, n in counts.items()) + ")"
+        words = "nothing ran right" if counts["mismatch"] else "nothing ran"
+        text = f"{words} (" + ", ".join(f"{n} {status}" for status, n in counts.items()) + ")"
         return Pick(x=x, kind="nothing", arms=(), text=text)
     fastest = [r for r in right if r.fastest]
     if not fastest:
@@ -91,7 +94,7 @@ def figures(record: Record, *, ratio: bool = True) -> str:
         text += f"; {fmt_ratio(record.speedup_vs_baseline)} {record.baseline_arm}"
         interval = fmt_interval(record.speedup_ci_low, record.speedup_ci_high)
         text += f", {interval}" if interval else ""
-    return f"({text})"
+    return f"({text}; contended)" if "contended" in record.flags else f"({text})"
 
 
 def headline(panel: Panel) -> list[Pick]:
@@ -115,7 +118,7 @@ def trust_line(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
         sentences.append(f"Nothing closer to 1 than {fmt_percent(delta)} is called faster or slower.")
     stopped = Counter(r.stopped_by for r in records if r.stopped_by is not None)
     if stopped:
-        words = [f"{n} {_STOP_WORDS.get(why, 'by ' + why)}" for why, n in stopped.most_common()]
+        words = [f"{fmt_count(n, 'case')} {_STOP_WORDS.get(why, 'by ' + why)}" for why, n in stopped.most_common()]
         rounds = [r.round_count for r in records if r.round_count]
         after = f" after {span([min(rounds), max(rounds)], ' to ')} rounds" if rounds else ""
         sentences.append(f"Timing stopped{after}: {', '.join(words)}.")
@@ -144,10 +147,9 @@ def machine_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("machine", _machine(environment))]
     rows += [(key, flat_text(value)) for key in ("memory", "os") if (value := environment.get(key))]
     rows.append(("threads", str(manifest.get("threads", "unknown"))))
-    versions = manifest.get("versions") or {}
-    if versions:
-        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)))
-    rows.append(("attnbench", str(manifest.get("attnbench_version", "unknown"))))
+    versions = {"attnbench": manifest.get("attnbench_version"), **(manifest.get("versions") or {})}
+    shown = [f"{name} {version}" for name, version in versions.items() if version and name not in _UNDER_THE_HOOD]
+    rows.append(("versions", ", ".join(shown) or "unknown"))
     elapsed = fmt_duration(manifest.get("elapsed_s"))
     rows.append(("date", str(manifest.get("started_at_utc", "unknown")) + (f", took {elapsed}" if elapsed else "")))
     return rows
@@ -162,7 +164,14 @@ def _machine(environment: Mapping[str, Any]) -> str:
     for key, noun in (("physical_cores", "core"), ("logical_cpus", "logical CPU")):
         if isinstance(machine.get(key), int):
             words.append(fmt_count(machine[key], noun))
-    return ", ".join(words + [str(machine[key]) for key in ("architecture", "hypervisor") if machine.get(key)])
+    return ", ".join(
+        words
+        + [
+            str(machine[key])
+            for key in ("architecture", "hypervisor")
+            if machine.get(key, "unknown") not in (None, "unknown")
+        ]
+    )
 
 
 def flat_text(value: Any) -> str:

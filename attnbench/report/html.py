@@ -58,7 +58,7 @@ def render(
         "run_name": text.printable(run_name),
         "manifest": manifest,
         "records": records,
-        "said": [*manifest.get("notices", []), *said],
+        "said": text.unique([*(manifest.get("notices") or []), *said]),
         "progress": findings.progress_note(records, manifest, text.printable(run_name)),
         "facets": _by_facet(panels),
         "open_facets": OPEN_FACETS,

@@ -202,12 +202,14 @@ def _draw_intervals(axes: "Axes", kind: Kind, panel: Panel, arm: str, style: Arm
         transform=axes.get_xaxis_transform(), clip_on=False,
     )  # fmt: skip
     axes.fill_between(xs, lows, highs, color=style.color, alpha=0.18, linewidth=0)
-    axes.vlines(xs, lows, highs, color=style.color, linewidth=1.0)
+    axes.vlines(xs, lows, highs, color=style.color, linewidth=1.0, alpha=0.6)
 
 
 def _set_limits(axes: "Axes", kind: Kind, panel: Panel) -> None:
-    """Limits from the points, not from intervals that reach zero."""
+    """Limits from the points and their intervals, these cut where they reach further than three times the points."""
     values = [y for r in panel.records if (y := drawable(kind.value(r))) is not None]
+    ends = [end for r in panel.records if r.status == "ok" for end in kind.interval(r) if drawable(end) and values]
+    values += [min(max(end, min(values) / 3), max(values) * 3) for end in ends if end is not None]
     if kind.line is not None:
         values.append(kind.line[0])
     if kind.name == "error":

@@ -111,7 +111,7 @@ def _row(panel: Panel, x: int) -> tuple[str, ...]:
     right = panel.ok_at(x)
     count = f"{len(right)}/{len(names)}"
     if not right:
-        return (str(x), count, "nothing ran right", "", "", "", "")
+        return (str(x), count, "nothing", "", "", "", "")
     fastest = [r for r in right if r.fastest]
     shown = fastest or right[:1]
     arms = ", ".join(short_arm(names[id(r)]) for r in shown)

@@ -151,7 +151,7 @@ def test_a_run_where_nothing_worked_has_a_report(tmp_path, lab):
     records = [lab.without_figures(r, "unavailable", "no torch here") for r in lab.default_records(seq_lens=(128,))]
     files, _, words = build(lab, tmp_path / "run", records)
     assert files.problems == []
-    assert "nothing ran right (7 unavailable)" in words
+    assert "nothing ran (7 unavailable)" in words
     assert "no torch here" in words
     assert "no statement about speed or memory is proved" in words
 

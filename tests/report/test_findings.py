@@ -77,7 +77,7 @@ def test_the_trust_line_has_floor_rounds_and_contended_visits(lab):
     records[0].stopped_by, records[0].round_count, records[0].flags = "budget", 20, ["contended"]
     line = " ".join(findings.trust_line(records, lab.make_manifest(records)))
     assert "Noise floor 0.80 %" in line
-    assert "after 20 to 35 rounds: 6 at the wanted precision, 1 by the time budget." in line
+    assert "after 20 to 35 rounds: 6 cases at the wanted precision, 1 case by the time budget." in line
     assert "Contended visits: 23 of 5,012 (0.46 %)." in line
     assert "Flagged: 1 case contended." in line
 
@@ -141,6 +141,7 @@ def test_an_interrupted_run_says_what_is_missing_and_how_to_go_on(lab):
         (100.0, 5.0, "slower", "never: slower per call"),
         (1.0, 2.0, "slower", "ahead only at first: slower per call"),
         (30.0, 5.0, "same", "no difference per call"),
+        (30.0, 5.0, "ambiguous", "not decided: ambiguous per call"),
         (None, 5.0, "faster", "not measured"),
     ],
 )

@@ -202,3 +202,14 @@ def test_rounds_show_each_worker_with_the_median_of_every_visit(tmp_path, lab):
     with figures.plotting():
         svg = figures.svg_text(draw_rounds(visits, "self", styles_for(make_panels(records))), "r")
     assert "torch-sdpa (replica)" in svg
+
+
+def test_a_wide_interval_widens_the_axis_but_not_beyond_three_times_the_points(lab):
+    record = lab.make_record(
+        Problem.make(seq_len=128), "torch-sdpa", latency_ms_median=2.0, latency_ms_ci_low=1.5, latency_ms_ci_high=3.6
+    )
+    _, figure, _ = draw([record])
+    assert figure.axes[0].get_ylim() == pytest.approx((1.5 / 1.5, 3.6 * 1.5))
+    record.latency_ms_ci_high = 2000.0
+    _, figure, _ = draw([record])
+    assert figure.axes[0].get_ylim()[1] == pytest.approx(2.0 * 3 * 1.5)
