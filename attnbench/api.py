@@ -174,7 +174,7 @@ def open_run(path: str | Path) -> Run:
     unique = {r.case_id: r for r in records}
     if len(unique) != len(records):
         raise RecordsError(f"{run_dir.records_path} has a case twice; start a new run")
-    judged, floor = verdicts.judge(records)
+    judged, floor = verdicts.judge(verdicts.with_peak_fraction(records, manifest["machine_peak"]))
     manifest |= {"noise_floor": floor.floor, "delta": floor.delta, "noise_pairs": floor.pairs}
     return Run(path=Path(path), rows=judged, manifest=manifest, notices=notices)
 

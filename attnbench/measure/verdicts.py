@@ -1,8 +1,10 @@
 """Verdicts and the set of fastest arms, from finished records: the last step before anyone reads them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from attnbench.measure import roofline
 from attnbench.measure.statistics import MIN_DELTA, MIN_EXACT_ROUNDS, delta, noise_floor, verdict
 from attnbench.records import Record
 
@@ -44,6 +46,27 @@ def judge(records: list[Record]) -> tuple[list[Record], NoiseFloor]:
     return [_judged(r, baselines.get((r.run_id, r.problem_id)), noise) for r in records], noise
 
 
+def with_peak_fraction(records: Iterable[Record], machine_peak: Mapping[str, Mapping[str, Any]]) -> list[Record]:
+    """Fill `peak_fraction` and the flag `beats_roofline` from the run's machine peak per dtype (GFLOP/s).
+
+    Done on reading, since the peak is the best of the run's start and end.
+    """
+    found = []
+    for record in records:
+        peak = machine_peak.get(record.dtype, {}).get("gflops_per_s")
+        fraction = None
+        if record.gflops_per_s is not None and record.runtime != "null":
+            fraction = roofline.peak_fraction(record.gflops_per_s, peak)
+        flags = [flag for flag in record.flags if flag != "beats_roofline"]
+        if roofline.beats_roofline(fraction):
+            flags.append("beats_roofline")
+        reasons = {k: v for k, v in record.empty_reasons.items() if k != "peak_fraction"}
+        if fraction is None:
+            reasons["peak_fraction"] = "not timed" if record.gflops_per_s is None else "no machine peak of this dtype"
+        found.append(record.model_copy(update={"peak_fraction": fraction, "flags": flags, "empty_reasons": reasons}))
+    return found
+
+
 def _judged(record: Record, baseline: Record | None, noise: NoiseFloor) -> Record:
     reasons = {k: v for k, v in record.empty_reasons.items() if k != "verdict"}
     update: dict[str, object] = {"verdict": None, "fastest": _is_fastest(record, noise), "empty_reasons": reasons}
@@ -55,7 +78,7 @@ def _judged(record: Record, baseline: Record | None, noise: NoiseFloor) -> Recor
     if reason:
         reasons["verdict"] = reason
     else:
-        update["verdict"] = _verdict(record, noise)
+        update["verdict"] = _verdict(record, baseline, noise)
     return record.model_copy(update=update)
 
 
@@ -89,11 +112,12 @@ def _why_no_verdict(record: Record, noise: NoiseFloor) -> str:
     return ""
 
 
-def _verdict(record: Record, noise: NoiseFloor) -> str:
+def _verdict(record: Record, baseline: Record | None, noise: NoiseFloor) -> str:
     low, high = record.speedup_ci_low, record.speedup_ci_high
     if low is None or high is None or noise.delta is None or (record.round_count or 0) < MIN_EXACT_ROUNDS:
         return "ambiguous"
-    return verdict(low, high, noise.delta, contended="contended" in record.flags)
+    contended = "contended" in record.flags or (baseline is not None and "contended" in baseline.flags)
+    return verdict(low, high, noise.delta, contended=contended)
 
 
 def _is_fastest(record: Record, noise: NoiseFloor) -> bool | None:

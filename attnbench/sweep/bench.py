@@ -1,9 +1,11 @@
 """What all problem groups of a run share: the sweep, the probes, the forkservers, the verified artifacts."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench import plugins
 from attnbench.errors import (
@@ -19,6 +21,8 @@ from attnbench.sweep.cases import Exported
 from attnbench.sweep.grid import TORCH, Arm, Sweep
 from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServer, ForkServers, Worker
+
+T = TypeVar("T")
 
 # A worker imports nothing of a plug-in before its fork, unless the plug-in is our own and was seen to be safe.
 ALWAYS_PRELOADED = ("attnbench.sweep.tasks",)
@@ -41,6 +45,33 @@ class Bench:
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
     _references: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def at_once(self) -> int:
+        """How many workers may work at once while nothing is being measured."""
+        return max(1, (os.cpu_count() or 1) // self.threads)
+
+    def export_all(self, problems: Iterable[Problem]) -> None:
+        """Export and verify every artifact of these problems, several at a time; errors come up in `exported`."""
+        wanted: dict[tuple[str, int, str], tuple[Arm, Problem]] = {}
+        for problem in problems:
+            for arm in self.arms:
+                if arm.exporter != TORCH and self.exporter_probes[arm.exporter].available:
+                    wanted.setdefault(self._key(arm, problem), (arm, problem))
+        in_parallel(lambda pair: self._export_once(*pair), list(wanted.values()), self.at_once)
+
+    def _key(self, arm: Arm, problem: Problem) -> tuple[str, int, str]:
+        opset = arm.opset if arm.opset is not None else self.default_opset(arm.exporter)
+        # Support may depend on the lengths (a causal mask with q_len != kv_len), so those count too.
+        return arm.exporter, opset, f"{problem.static_key()}{problem.q_len == problem.kv_len}"
+
+    def _export_once(self, arm: Arm, problem: Problem) -> None:
+        key = self._key(arm, problem)
+        if key not in self._exported:
+            try:
+                self._exported[key] = self._export(arm.exporter, key[1], problem)
+            except AttnbenchError as err:
+                self._exported[key] = err
 
     def server(self, kind: plugins.Kind, name: str) -> ForkServer:
         """The forkserver for a plug-in's workers."""
@@ -85,15 +116,8 @@ class Bench:
         """
         if arm.exporter == TORCH:
             return None
-        opset = arm.opset if arm.opset is not None else self.default_opset(arm.exporter)
-        # Support may depend on the lengths (a causal mask with q_len != kv_len), so those count too.
-        key = (arm.exporter, opset, f"{problem.static_key()}{problem.q_len == problem.kv_len}")
-        if key not in self._exported:
-            try:
-                self._exported[key] = self._export(arm.exporter, opset, problem)
-            except AttnbenchError as err:
-                self._exported[key] = err
-        found = self._exported[key]
+        self._export_once(arm, problem)
+        found = self._exported[self._key(arm, problem)]
         if isinstance(found, AttnbenchError):
             raise found
         return found
@@ -193,9 +217,32 @@ class Bench:
             self._references[key] = self.reference(size)
         return self._references[key]
 
-    def machine_peak(self, dtype: str) -> dict[str, Any] | None:
-        """The measured machine peak in a dtype; None when it could not be measured (the reason is in the manifest)."""
-        return self.peaks.get(dtype)
+    def measure_peaks(self, dtypes: Iterable[str], seconds: float) -> list[str]:
+        """Measure the machine peak of every dtype and keep the best seen; notices about what could not be measured."""
+        notices = []
+        for dtype in dtypes:
+            try:
+                with self.worker(self.reference_server(), "machine-peak") as worker:
+                    found = worker.ask(
+                        "machine_peak", timeout_s=60.0, dtype=dtype, threads=self.threads, seconds=seconds
+                    )
+            except AttnbenchError as err:
+                notices.append(f"machine peak of {dtype} was not measured: {err}")
+                continue
+            if found["gflops_per_s"] > self.peaks.get(dtype, {"gflops_per_s": 0.0})["gflops_per_s"]:
+                self.peaks[dtype] = found
+        return notices
+
+
+def in_parallel(function: Callable[[T], None], items: Sequence[T], at_once: int) -> None:
+    """Call the function on every item, in threads that wait for workers; the first exception is raised."""
+    pool = ThreadPoolExecutor(max_workers=min(at_once, max(1, len(items))))
+    try:
+        for _ in pool.map(function, items):
+            pass
+    finally:
+        # An interrupt must not wait for workers: they die with their forkserver, and with them the threads' waits.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def limits_of(problem: Problem, judge: Mapping[str, Any], input_class: str) -> numerics.Limits:

@@ -2,8 +2,8 @@
 
 import random
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from attnbench.measure import numerics
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
 from attnbench.sweep import rounds, rows
-from attnbench.sweep.bench import Bench, limits_of, with_fix
+from attnbench.sweep.bench import Bench, in_parallel, limits_of, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.progress import Progress
@@ -35,24 +35,38 @@ class Group:
     cases: list[Case] = field(default_factory=list)
     lanes: list[rounds.Lane] = field(default_factory=list)
     judges: dict[str, Any] = field(default_factory=dict)
-    timing_spent_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)  # seconds spent, by phase
 
     def run(self, budget_s: float) -> tuple[list[Record], Samples]:
         """Every case's record, and the raw samples."""
         self.cases = [self._opened(arm) for arm in self.bench.arms]
-        self._make_artifacts()
-        self._make_reference()
+        with self._phase("export and verify"):
+            self._make_artifacts()
+        with self._phase("reference"):
+            self._make_reference()
         with ExitStack() as stack:
-            parked = self._park_all(stack)
+            with self._phase("load and check"):
+                parked = self._park_all(stack)
             if self.lanes:
-                self._time(budget_s)
-                self._prove_honest(parked)
-        for case in self.cases:
-            if case.lane is not None and case.is_open:
-                self._measure_memory(case)
+                with self._phase("timing"):
+                    self._time(budget_s)
+                with self._phase("load and check"):
+                    self._prove_honest(parked)
+        with self._phase("memory"):
+            for case in self.cases:
+                if case.lane is not None and case.is_open:
+                    self._measure_memory(case)
         for case in self.cases:
             self._conclude(case)
         return rows.records_of(self.bench, self.cases, self.lanes), rows.samples_of(self.cases, self.lanes)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - start
 
     def _opened(self, arm: Arm) -> Case:
         case = Case(problem=self.problem, arm=arm, started_at_utc=utc_now())
@@ -91,14 +105,14 @@ class Group:
     def _park_all(self, stack: ExitStack) -> dict[str, Worker]:
         """Load, check and warm up every open case, and the baseline's replica; the workers by lane."""
         parked: dict[str, Worker] = {}
-        for case in self.cases:
-            if not case.is_open:
-                continue
-            self.progress.say(f"{self.problem.label()}: check {case.arm.label}")
-            replicas = (0, 1) if case.arm.label == self.bench.sweep.baseline else (0,)
-            for replica in replicas:
+        self.progress.say(f"{self.problem.label()}: load and check {len(self.cases)} arms")
+
+        def park(case: Case) -> None:
+            for replica in (0, 1) if case.arm.label == self.bench.sweep.baseline else (0,):
                 if case.is_open:
                     self._park(case, replica, stack, parked)
+
+        in_parallel(park, [case for case in self.cases if case.is_open], self.bench.at_once)
         return parked
 
     def _park(self, case: Case, replica: int, stack: ExitStack, parked: dict[str, Worker]) -> None:
@@ -162,7 +176,6 @@ class Group:
         label = self.problem.label()
         rng = random.Random(digest([self.bench.sweep.seed, self.problem.problem_id]))
         self.lanes.sort(key=lambda lane: (lane.arm != self.bench.sweep.baseline, lane.replica != 0))
-        start = time.monotonic()
         rounds.run_rounds(
             self.lanes,
             rng=rng,
@@ -170,7 +183,6 @@ class Group:
             budget_s=budget_s,
             between=lambda done: self.progress.say(f"{label}: round {done}, {len(self.lanes)} workers"),
         )
-        self.timing_spent_s = time.monotonic() - start
 
     def _prove_honest(self, parked: dict[str, Worker]) -> None:
         """The last timed call still computed what it should, and not from memory."""

@@ -173,10 +173,10 @@ class Budget:
         """Seconds really spent per second predicted, so far (0.3 to 5)."""
         return min(5.0, max(0.3, self._spent_s / self._predicted_s)) if self._predicted_s > 1.0 else 1.0
 
-    def learn(self, index: int, *, spent_s: float, timing_budget_s: float) -> None:
-        """A group ended after spent_s, of which timing was given timing_budget_s."""
+    def learn(self, index: int, *, spent_s: float, timing_spent_s: float) -> None:
+        """A group ended after spent_s, of which timing took timing_spent_s."""
         self._predicted_s += self._plan.groups[index].overhead_s
-        self._spent_s += max(0.0, spent_s - timing_budget_s)
+        self._spent_s += max(0.0, spent_s - timing_spent_s)
 
     def left_s(self, index: int, elapsed_s: float) -> float:
         """Predicted seconds from the start of group `index` to the end of the run."""

@@ -40,7 +40,7 @@ def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]
     for case in cases:
         fields = _identity(bench, case) | _artifact(case) | _facts(case) | _numerics(case) | _memory(case)
         if case.lane is not None and case.lane.medians:
-            fields |= _latency(bench, case, case.lane) | _ratio(bench, case, baseline)
+            fields |= _latency(case, case.lane) | _ratio(bench, case, baseline)
         if case.arm.label in standings:
             fields |= standings[case.arm.label]._asdict()
             fields["fastest_p"] = fields.pop("holm_p")
@@ -143,18 +143,12 @@ def _memory(case: Case) -> dict[str, Any]:
     }
 
 
-def _latency(bench: Bench, case: Case, lane: rounds.Lane) -> dict[str, Any]:
+def _latency(case: Case, lane: rounds.Lane) -> dict[str, Any]:
     found = latency_ns(lane)
     samples = [ns for values in lane.samples.values() for ns in values]
     p90, p99 = stats.percentile(samples, 0.9), stats.percentile(samples, 0.99)
     seconds = found.mid / 1e9
     gflops_per_s = roofline.flops(case.problem) / seconds / 1e9
-    flags = ["contended"] if lane.is_contended else []
-    peak = bench.machine_peak(case.problem.dtype)
-    fraction = None
-    if peak is not None and case.arm.runtime != "null":
-        fraction = gflops_per_s / peak["gflops_per_s"]
-        flags += ["beats_roofline"] if fraction > roofline.BEATS_ROOFLINE else []
     return {
         "latency_ms_median": found.mid / NS_PER_MS,
         "latency_ms_ci_low": found.low / NS_PER_MS,
@@ -166,10 +160,9 @@ def _latency(bench: Bench, case: Case, lane: rounds.Lane) -> dict[str, Any]:
         "stopped_by": lane.stopped_by or None,
         "latency_scope": "host",
         "gflops_per_s": gflops_per_s,
-        "peak_fraction": fraction,
         "gbytes_per_s": roofline.bytes_min(case.problem) / seconds / 1e9,
         "tokens_per_s": case.problem.batch_size * case.problem.q_len / seconds,
-        "flags": flags,
+        "flags": ["contended"] if lane.is_contended else [],
     }
 
 

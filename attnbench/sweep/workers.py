@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,6 +85,7 @@ class ForkServer:
     def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
         self.preload = tuple(preload)
         self.sock, child = socket.socketpair()
+        self._lock = threading.RLock()  # two workers may be loaded at once, each by its own thread
         self.exits: dict[int, int] = {}
         self._buffer = b""
         self._answers: list[dict[str, Any]] = []
@@ -106,8 +108,11 @@ class ForkServer:
         Raises:
             WorkerError: the imports failed or took over a minute; the message holds the last line of the error.
         """
-        if self._ready:
-            return
+        with self._lock:
+            if not self._ready:
+                self._wait_for_imports()
+
+    def _wait_for_imports(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers:
             if not self.pump(max(0.0, deadline - time.monotonic())):
@@ -122,33 +127,35 @@ class ForkServer:
 
     def pump(self, timeout_s: float) -> bool:
         """Take what the zygote has sent; False when it is gone or nothing came in time."""
-        self.sock.settimeout(timeout_s if timeout_s > 0 else 0.000001)
-        try:
-            data = self.sock.recv(65536)
-        except TimeoutError:
-            return False
-        if not data:
-            return False
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "exit" in message:
-                self.exits[message["exit"]] = message["status"]
-            else:
-                self._answers.append(message)
-        return True
+        with self._lock:
+            self.sock.settimeout(timeout_s if timeout_s > 0 else 0.000001)
+            try:
+                data = self.sock.recv(65536)
+            except TimeoutError:
+                return False
+            if not data:
+                return False
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "exit" in message:
+                    self.exits[message["exit"]] = message["status"]
+                else:
+                    self._answers.append(message)
+            return True
 
     def fork(self, fds: Sequence[int], memory_limit_bytes: int | None) -> int:
         """A fresh worker that owns the descriptors; its pid."""
-        self.wait_ready()
-        order = json.dumps({"fork": {"memory_limit_bytes": memory_limit_bytes}}).encode()
-        self.sock.settimeout(START_TIMEOUT_S)
-        socket.send_fds(self.sock, [order], list(fds))
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers:
-            if not self.pump(max(0.0, deadline - time.monotonic())):
-                raise WorkerError("the forkserver is gone or does not answer")
-        return int(self._answers.pop(0)["pid"])
+        with self._lock:
+            self.wait_ready()
+            order = json.dumps({"fork": {"memory_limit_bytes": memory_limit_bytes}}).encode()
+            self.sock.settimeout(START_TIMEOUT_S)
+            socket.send_fds(self.sock, [order], list(fds))
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not self._answers:
+                if not self.pump(max(0.0, deadline - time.monotonic())):
+                    raise WorkerError("the forkserver is gone or does not answer")
+            return int(self._answers.pop(0)["pid"])
 
     def close(self) -> None:
         """End the zygote; its workers die with it."""
@@ -292,7 +299,9 @@ class Worker:
                 self.exit_status = self.server.exits.pop(self.pid)
                 break
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or (not self.server.pump(remaining) and self.server.process.poll() is not None):
+            if remaining <= 0 or (
+                not self.server.pump(min(remaining, 0.05)) and self.server.process.poll() is not None
+            ):
                 break
         if not self._closed:
             with contextlib.suppress(KeyError):
@@ -342,14 +351,16 @@ class ForkServers:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = dict(env)
         self._servers: dict[tuple[str, ...], ForkServer] = {}
+        self._lock = threading.Lock()
 
     def get(self, preload: Sequence[str]) -> ForkServer:
         """The zygote that has these modules imported (it may still be importing)."""
         key = tuple(preload)
-        server = self._servers.get(key)
-        if server is None or server.process.poll() is not None:
-            server = self._servers[key] = ForkServer(key, self.env)
-        return server
+        with self._lock:
+            server = self._servers.get(key)
+            if server is None or server.process.poll() is not None:
+                server = self._servers[key] = ForkServer(key, self.env)
+            return server
 
     def __enter__(self) -> "ForkServers":
         """The collection itself."""
