@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.errors import InputError
+from attnbench.records import Record
 from attnbench.report import figures, plots, rounds
-from attnbench.report.groups import Panel
+from attnbench.report.groups import Panel, make_panels
 from attnbench.report.style import ArmStyle, arm_styles
-from attnbench.report.text import fmt_count
+from attnbench.report.text import fmt_count, fmt_list, unique
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +49,24 @@ def styles_for(panels: Sequence[Panel]) -> dict[str, ArmStyle]:
     arms = {arm: r for panel in panels for (arm, _), r in reversed(panel.cells.items())}
     order = {arm: i for i, arm in enumerate(dict.fromkeys(arm for panel in panels for arm in panel.arms))}
     return arm_styles([(arm, arms[arm].runtime, arms[arm].exporter) for arm in order])
+
+
+def plot(records: Sequence[Record], kind: str = "latency", variant: str | None = None) -> "Figure":
+    """One chart of the records as a matplotlib figure: of this variant, in the facet with the most rows.
+
+    Raises:
+        InputError: an unknown kind, or a variant that has no records.
+        ImportError: matplotlib is missing.
+    """
+    if kind not in plots.KINDS:
+        raise InputError(f"no chart {kind!r}; there are: {', '.join(plots.KINDS)}")
+    panels = make_panels(records)
+    chosen = [panel for panel in panels if variant in (None, panel.records[0].variant)]
+    if not chosen:
+        there = fmt_list(unique(r.variant for r in records)) or "none"
+        raise InputError(f"no records of variant {variant!r}; there are: {there}")
+    with figures.plotting():
+        return plots.draw(plots.KINDS[kind], chosen[0], styles_for(panels))
 
 
 def draw_all(run_dir: Path, panels: Sequence[Panel]) -> Pictures:

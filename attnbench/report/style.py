@@ -1,4 +1,4 @@
-"""Colour, dash and marker of every arm: hue by runtime, dash and marker by exporter; no two arms alike."""
+"""Colour, dash and marker of every arm: hue by runtime, dash and marker by exporter (torch: by runtime); no two arms alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ _RUNTIME_HUE = {
     "torch-compile": 5, "ort-tensorrt": 7,
 }  # fmt: skip
 _EXPORTER_STYLE = {"torch": 0, "onnx-decomposed": 1, "onnx-attention": 2, "onnx-contrib": 3}
+_RUNTIME_STYLE = {"torch-eager": 4, "torch-compile": 5}  # the torch arms differ in marker too, not by hue alone
 DASHES = ((), (5.0, 1.6), (1.2, 1.4), (6.0, 1.5, 1.2, 1.5))  # in line widths; () is solid
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -44,7 +45,7 @@ def arm_styles(arms: Sequence[tuple[str, str, str]]) -> dict[str, ArmStyle]:
     for name, runtime, exporter in arms:
         if runtime not in hues:
             hues[runtime] = free.pop(0) if free else 1 + len(hues) % (len(LIGHT_HUES) - 1)
-        start = _EXPORTER_STYLE.get(exporter, 4)
+        start = _RUNTIME_STYLE.get(runtime, _EXPORTER_STYLE.get(exporter, 4))
         key = next(
             key
             for step in range(len(DASHES) * len(MARKERS))

@@ -182,6 +182,17 @@ def test_mixed_parts_dtypes_and_batches_have_their_own_charts(tmp_path, lab):
     assert "block, bf16, batch 1" in words
 
 
+def test_many_facets_fold_away(tmp_path, lab, monkeypatch):
+    monkeypatch.setattr("attnbench.report.pictures.MAX_FIGURES", 1)
+    records = [
+        r
+        for batch in range(1, 9)
+        for r in lab.default_records(variants=("self",), seq_lens=(128,), batch_size=batch, arms=["torch-sdpa"])
+    ]
+    _, _, words = build(lab, tmp_path / "run", records, samples=False)
+    assert words.count("5 more sizes, dtypes and conditions") == 3  # fastest, heat table, what to ship
+
+
 def test_pictures_over_the_limit_are_named_with_a_filter(tmp_path, lab, monkeypatch):
     monkeypatch.setattr("attnbench.report.pictures.MAX_FIGURES", 3)
     records = [

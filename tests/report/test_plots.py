@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from attnbench.errors import InputError
 from attnbench.problem import Problem
 from attnbench.report import figures, plots, style
 from attnbench.report.groups import make_panels
-from attnbench.report.pictures import styles_for
+from attnbench.report.pictures import plot, styles_for
 from attnbench.report.rounds import draw_rounds, read_visits
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, on linear RGB
@@ -68,6 +69,10 @@ def test_arms_of_one_runtime_share_a_hue_and_differ_in_dash_or_marker(lab):
     assert len({s.hue for s in ort}) == 1
     assert len({(s.dash, s.marker) for s in ort}) == 3
     assert styles["torch-sdpa"].hue == 0
+    default = [styles[arm] for arm in list(lab.ARMS)[:7]]
+    assert len({(s.hue, s.marker) for s in default}) == 7
+    torch = [styles[arm] for arm in ("torch-sdpa", "torch-eager", "torch-compile")]
+    assert len({s.marker for s in torch}) == 3
 
 
 def draw(records, kind="latency"):
@@ -130,7 +135,7 @@ def test_an_interval_that_reaches_zero_has_a_sign_at_the_axis_and_does_not_stret
 def test_a_single_point_has_a_marker(awkward):
     _, figure, _ = draw(awkward)
     eager = next(line for line in figure.axes[0].lines if line.get_color() == style.LIGHT_HUES[2])
-    assert eager.get_marker() == "o"
+    assert eager.get_marker() == "v"
     assert [y for y in eager.get_ydata() if not math.isnan(y)]
 
 
@@ -213,3 +218,13 @@ def test_a_wide_interval_widens_the_axis_but_not_beyond_three_times_the_points(l
     record.latency_ms_ci_high = 2000.0
     _, figure, _ = draw([record])
     assert figure.axes[0].get_ylim()[1] == pytest.approx(2.0 * 3 * 1.5)
+
+
+def test_one_chart_can_be_had_without_a_report(lab):
+    records = lab.default_records(seq_lens=(128, 256))
+    figure = plot(records, "memory", "causal")
+    assert figure.texts[0].get_text() == "causal: peak memory in score matrices"
+    with pytest.raises(InputError, match="no chart 'speed'; there are: latency, memory, error, roofline"):
+        plot(records, "speed")
+    with pytest.raises(InputError, match="no records of variant 'banded'; there are: self, cross and causal"):
+        plot(records, variant="banded")
