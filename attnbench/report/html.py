@@ -13,6 +13,7 @@ from attnbench.report.figures import inline_svg, palette_css
 from attnbench.report.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.report.pictures import SECTIONS, Pictures
 
+HERE = Path(__file__).parent
 MAX_TABLE_ROWS = 10_000
 MAX_LIST_ROWS = 60
 MAX_FACT_ROWS = 120
@@ -43,18 +44,26 @@ def render(
     """The page as text. Everything from the run is escaped; the same records give the same page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    folder = Path(__file__).parent
     environment = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.globals.update(text=text, figures=findings.figures)
+    context = _context(run_name, records, manifest, panels, pictures, said)
+    return environment.get_template("report.html.j2").render(context)
+
+
+def _context(
+    run_name: str, records: Sequence[Record], manifest: Mapping[str, Any], panels: Sequence[Panel], pictures: Pictures,
+    said: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
+    """What the template shows, by name."""
     troubles = findings.did_not_run(panels, manifest)
     wrong = findings.wrong_answers(panels)
-    context = {
+    return {
         "run_name": text.printable(run_name),
         "manifest": manifest,
         "records": records,
@@ -83,9 +92,8 @@ def render(
         "ran": list(_what_ran(records))[:MAX_FACT_ROWS],
         "environment": list(_flat(_environment(manifest))),
         "palettes": palette_css(),
-        **{name: _Raw((folder / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")},
+        **{name: _Raw((HERE / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")},
     }
-    return environment.get_template("report.html.j2").render(context)
 
 
 class _Raw(str):

@@ -1,4 +1,4 @@
-"""Colour, dash and marker of every arm: hue by runtime, dash and marker by exporter (torch: by runtime); no two arms alike."""
+"""Colour, dash and marker of every arm: hue by runtime, the rest by exporter (torch: by runtime); no two alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
