@@ -82,7 +82,7 @@ class Bench:
 
     def reference_server(self) -> ForkServer:
         """The forkserver for references: NumPy for the judge, torch for eager."""
-        return self.servers.get(("torch", *ALWAYS_PRELOADED))
+        return self.servers.get(("torch", "attnbench.torch_model", *ALWAYS_PRELOADED))  # the torch arms' own
 
     def worker(self, server: ForkServer, log_name: str) -> Worker:
         """A fresh worker under the run's memory limit; what it prints goes to logs/."""

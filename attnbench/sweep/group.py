@@ -74,6 +74,10 @@ class Group:
         smaller = self.known_oom.get(oom_key(arm, self.problem))
         if not probe.available:
             case.decide("unavailable", with_fix(probe))
+        elif arm.runtime == "null":
+            case.decide(
+                "unsupported", "null computes nothing to judge; its time per call is harness_ns in manifest.json"
+            )
         elif smaller is not None:
             case.decide("skipped", f"out of memory at {smaller.label()}; --no-oom-skip tries all the same")
         return case
@@ -121,9 +125,9 @@ class Group:
             worker = stack.enter_context(self._worker(case))
             worker.ask("load", timeout_s=timeout_s, **self._loading(case))
             took_ns = self._check(case, worker)
-            facts = worker.ask("facts", timeout_s=timeout_s)
-            case.facts = case.facts or facts
-            _require_as_asked(facts, self.bench.threads, self.problem.dtype)
+            if replica == 0:
+                case.facts = worker.ask("facts", timeout_s=timeout_s)
+                _require_as_asked(case.facts, self.bench.threads, self.problem.dtype)
             if took_ns < LONG_CALL_NS and case.is_open:
                 took_ns = worker.ask("warm_up", timeout_s=timeout_s)["typical_ns"]
         except AttnbenchError as err:
@@ -223,7 +227,8 @@ class Group:
             with self._worker(case) as worker:
                 case.load_ms = worker.ask("load", timeout_s=timeout_s, **self._loading(case))["load_ms"]
                 peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict())
-                case.build_ms = worker.ask("facts", timeout_s=timeout_s)["build_ms"]
+                if case.facts.get("build_ms") is not None:
+                    case.build_ms = worker.ask("facts", timeout_s=timeout_s)["build_ms"]
         except WorkerError as err:
             case.fail(err, "in the fresh process that measures memory")
             return

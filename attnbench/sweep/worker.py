@@ -17,6 +17,7 @@ from attnbench.sweep.tasks import Tasks
 def main(requests_fd: int, responses_fd: int) -> int:
     """Answer requests until told to exit or the parent is gone; the exit code."""
     gc.disable()
+    gc.freeze()  # what the forkserver imported lives as long as this process: no collection need look at it
     os.set_inheritable(responses_fd, False)
     with os.fdopen(requests_fd, "rb") as requests, ExitStack() as stack:
         tasks = Tasks(stack)

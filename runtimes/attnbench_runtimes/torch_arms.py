@@ -273,7 +273,8 @@ class TorchSession:
         if self._runtime.attention == "eager":
             tensors = tuple(tensor[..., :_EAGER_PROFILE_LEN, :] for tensor in tensors)
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes "profiler_start" to stderr
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        # Not torch.profiler.profile: its first use imports torch._inductor, a second in every fresh process.
+        with torch.autograd.profiler.profile(use_kineto=False) as profile:
             self._run(*tensors)
         counts = {event.key: int(event.count) for event in profile.key_averages()}
         seen = {key: counts[key] for key in (*_KERNELS, _SOFTMAX, "aten::bmm", "aten::mm") if key in counts}
