@@ -129,8 +129,11 @@ def _draw_one(result: Pictures, run_dir: Path, section: str, panel: Panel, style
 def _draw_rounds(
     result: Pictures, run_dir: Path, panel: Panel, styles: Mapping[str, ArmStyle]
 ) -> "tuple[Figure, str] | None":
-    """The middle T's samples; None when it has no file of samples."""
-    x = panel.sample_xs()[len(panel.sample_xs()) // 2]
+    """Samples at the middle of the T that have any; None when there are none."""
+    timed = [x for x in panel.xs if panel.ok_at(x)]
+    if not timed:
+        return None
+    x = timed[len(timed) // 2]
     cells = {arm: r for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None}
     ids = {r.problem_id for r in cells.values()}
     path = run_dir / "samples" / f"{min(ids)}.parquet"

@@ -156,6 +156,13 @@ def test_a_run_where_nothing_worked_has_a_report(tmp_path, lab):
     assert "no statement about speed or memory is proved" in words
 
 
+def test_samples_are_shown_for_a_length_that_was_timed(tmp_path, lab):
+    records = lab.default_records(variants=("self",), seq_lens=(128, 512, 1024))
+    records = [r if r.q_len == 128 else lab.without_figures(r, "skipped", "the budget was spent") for r in records]
+    _, _, words = build(lab, tmp_path / "run", records)
+    assert "self, T = 128: samples by round" in words
+
+
 def test_a_run_without_records_and_with_an_empty_manifest_has_a_report(tmp_path):
     files = build_report(tmp_path, [], {}, [])
     assert files.csv.read_text().count("\n") == 1
