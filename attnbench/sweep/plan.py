@@ -15,9 +15,9 @@ SLOWNESS = {"torch-eager": 2.0, "null": 0.0}  # of an arm beside a good one
 SCORE_MATRICES = {"torch-eager": 2.3, "torch-sdpa": 0.3}  # live at the peak
 OTHER_SCORE_MATRICES = 4.2
 WORKER_S = 0.35  # fork, load, bind
-EXPORT_S = 4.0
-START_S = 12.0  # imports, machine peak
-REPORT_S = 12.0
+EXPORT_S = 1.2
+START_S = 6.0  # imports, machine peak
+REPORT_S = 6.0
 ORACLE_GFLOPS = 20.0
 
 
@@ -123,13 +123,11 @@ def _group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) ->
     memory = sum(4 * c + WORKER_S for c in calls)
     reference = 0.4 + 2 * roofline.flops(problem) / (ORACLE_GFLOPS * 1e9)
     wanted = rounds.rounds_wanted(round_s)
-    from attnbench.measure.statistics import min_rounds
-
     return GroupPlan(
         problem=problem,
         overhead_s=checks + memory + reference,
         round_s=round_s,
-        min_timing_s=round_s * min_rounds(round_s),
+        min_timing_s=round_s * rounds.least_rounds(round_s),
         full_timing_s=round_s * wanted,
     )
 

@@ -13,6 +13,7 @@ from attnbench.measure import statistics as stats
 from attnbench.measure import timing
 
 MAX_REPEATS = 2  # of one contended visit
+BUDGET_ROUNDS = 10
 CONTENDED_SHARE = 0.1  # a case is flagged when more of its visits stayed contended
 
 
@@ -74,8 +75,7 @@ def run_rounds(
         done += 1
         round_s = (now() - start) / done
         between(done)
-        # A budget spent before the minimum does not stop: fewer rounds carry no interval.
-        out_of_time = done >= stats.min_rounds(round_s) and now() - start + round_s > budget_s
+        out_of_time = done >= least_rounds(round_s) and now() - start + round_s > budget_s
         if done in stats.looks_for(round_s) or out_of_time:
             _look(lanes, done, out_of_time)
 
@@ -138,6 +138,11 @@ def noise_log_ratio(lanes: Sequence[Lane]) -> float | None:
                 logs = stats.log_ratios(first.medians, second.medians)
                 return statistics.median(logs) if logs else None
     return None
+
+
+def least_rounds(round_s: float) -> int:
+    """Rounds that even a spent budget does not cut off: ten, seven of slow ones; fewer carry no interval."""
+    return min(BUDGET_ROUNDS, stats.min_rounds(round_s))
 
 
 def predicted_visit_s(call_s: float) -> float:

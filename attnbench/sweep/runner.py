@@ -42,6 +42,7 @@ class Prepared:
     arms: list[Arm]
     runtime_probes: dict[str, Probe]
     exporter_probes: dict[str, Probe]
+    started_s: float  # monotonic; the time budget counts from here
 
 
 def prepare(sweep: Sweep) -> Prepared:
@@ -50,6 +51,7 @@ def prepare(sweep: Sweep) -> Prepared:
     Raises:
         InputError: an unknown exporter, runtime, baseline or required arm.
     """
+    started_s = time.monotonic()
     for name in sweep.exporters:
         plugins.find("exporter", name)
     runtimes = grid.selected_runtimes(sweep)
@@ -77,7 +79,7 @@ def prepare(sweep: Sweep) -> Prepared:
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes())
     return Prepared(
         sweep=sweep, plan=plan, problems=problems, arms=arms,
-        runtime_probes=runtime_probes, exporter_probes=exporter_probes,
+        runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s,
     )  # fmt: skip
 
 
@@ -94,7 +96,7 @@ def run(
     prepared: Prepared, run_dir: RunDirectory, *, command: str, progress: Progress, resumed: bool = False
 ) -> Outcome:
     """Run every group that has no records yet. Ctrl-C keeps what is finished (manifest: interrupted)."""
-    start = time.monotonic()
+    start = prepared.started_s
     manifest = _first_manifest(prepared, run_dir, command, resumed)
     done, notices = _finished(run_dir, prepared) if resumed else ([], [])
     manifest["notices"] += notices
