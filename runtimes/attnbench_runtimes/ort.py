@@ -172,7 +172,7 @@ class OrtSession:
         def call() -> None:
             try:
                 run(io)
-            except (states.RuntimeException, states.Fail) as err:
+            except (RuntimeError, states.RuntimeException, states.Fail) as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
                 raise

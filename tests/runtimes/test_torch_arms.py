@@ -1,0 +1,149 @@
+"""The torch arms: kernels proved by a profile, precision and threads read back."""
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from attnbench.errors import ProblemError, ReadBackError, UnsupportedError
+from attnbench.inputs import make_inputs
+from attnbench.interfaces import Settings
+from attnbench.problem import Problem
+from attnbench_runtimes.torch_arms import TorchCompile, TorchEager, TorchSdpa
+
+
+def small(variant: str = "self", dtype: str = "fp32", part: str = "block") -> Problem:
+    return Problem.make(part=part, variant=variant, seq_len=16, num_heads=4, head_dim=16, dtype=dtype)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("part", ["block", "core"])
+@pytest.mark.parametrize(("runtime", "kernel"), [(TorchEager(), "math"), (TorchSdpa(), "flash")])
+def test_the_kernel_is_proved_by_a_profile(runtime: TorchSdpa, kernel: str, part: str) -> None:
+    problem = small("causal", part=part)
+    with runtime.load(problem, None, Settings()) as session:
+        session.bind(make_inputs(problem))()
+        facts = session.facts()
+    assert (facts.attention_kernel, facts.kernel_evidence) == (kernel, "profile")
+    seen = facts.detail["profiled_operators"]
+    assert ("aten::_softmax" in seen) == (kernel == "math")
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in seen) == (kernel == "flash")
+
+
+def test_sdpa_pinned_to_math_is_told_as_math() -> None:
+    problem = small()
+    with TorchSdpa().load(problem, None, Settings()) as session:
+        session.bind(make_inputs(problem))()
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            assert session.facts().attention_kernel == "math"
+
+
+def test_before_anything_is_bound_the_kernel_is_unknown() -> None:
+    with TorchSdpa().load(small(), None, Settings()) as session:
+        facts = session.facts()
+    assert (facts.attention_kernel, facts.kernel_evidence) == ("unknown", "")
+
+
+def test_profiling_for_facts_writes_nothing_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with TorchSdpa().load(small(), None, Settings()) as session:
+        session.bind(make_inputs(small()))()
+        assert session.facts().attention_kernel == "flash"
+    assert capfd.readouterr().err == ""
+
+
+def test_facts_leaves_the_output_of_the_last_call() -> None:
+    with TorchEager().load(small(), None, Settings()) as session:
+        session.bind(make_inputs(small()))()
+        before = session.outputs()
+        session.facts()
+        np.testing.assert_array_equal(session.outputs(), before)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_the_precision_is_that_of_the_weights_and_inputs(dtype: str) -> None:
+    with TorchSdpa().load(small(dtype=dtype), None, Settings()) as session:
+        session.bind(make_inputs(small(dtype=dtype)))
+        assert session.facts().compute_precision == dtype
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_are_set_and_read_back(threads: int) -> None:
+    with TorchSdpa().load(small(), None, Settings(threads=threads)) as session:
+        assert torch.get_num_threads() == threads
+        assert session.facts().threads == threads
+
+
+def test_threads_changed_behind_our_back_are_found_out() -> None:
+    with TorchSdpa().load(small(), None, Settings(threads=1)) as session:
+        torch.set_num_threads(2)
+        with pytest.raises(ReadBackError, match="threads 1 were asked, torch has 2"):
+            session.facts()
+
+
+def test_products_allowed_in_bf16_are_not_measured_as_fp32() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with pytest.raises(ReadBackError, match="float32_matmul_precision 'medium'"):
+            TorchSdpa().load(small(), None, Settings()).__enter__()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_keys_and_values_of_two_lengths_are_refused() -> None:
+    """scaled_dot_product_attention itself would read past the end of the shorter one."""
+    problem = small("cross", part="core")
+    inputs = make_inputs(problem)
+    inputs["v"] = inputs["v"][:, :, :-1]
+    with (
+        TorchSdpa().load(problem, None, Settings()) as session,
+        pytest.raises(ProblemError, match="v must have shape"),
+    ):
+        session.bind(inputs)
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="runs on device cpu, not 'cuda:0'"):
+        TorchEager().load(small(), None, Settings(device="cuda:0")).__enter__()
+
+
+def test_compile_is_opt_in_and_says_that_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TorchCompile().opt_in
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    probe = TorchCompile().probe()
+    assert not probe.available
+    assert "needs a C++ compiler, 'g++' is not on the PATH" in probe.reason
+    assert probe.fix
+
+
+def test_compile_says_that_it_needs_the_headers_of_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/g++")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: os.fspath(tmp_path))
+    assert "Python.h is missing" in TorchCompile().probe().reason
+
+
+def test_compiling_is_measured_apart_from_calls() -> None:
+    if not TorchCompile().probe().available:
+        pytest.skip(TorchCompile().probe().reason)
+    problem = small()
+    with TorchCompile().load(problem, None, Settings()) as session:
+        session.bind(make_inputs(problem))()
+        facts = session.facts()
+    assert facts.build_ms is not None
+    assert facts.build_ms > 0
+    assert facts.attention_kernel == "flash"
+    with TorchSdpa().load(problem, None, Settings()) as session:
+        assert session.facts().build_ms is None
