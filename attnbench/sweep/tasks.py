@@ -13,10 +13,11 @@ import numpy as np
 
 from attnbench import plugins
 from attnbench.errors import AttnbenchError, NotRunError, UnsupportedError
-from attnbench.inputs import make_inputs
+from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array, Artifact, Exporter, Runtime, Session, Settings, numpy_dtype
 from attnbench.measure import memory, numerics, roofline, timing
 from attnbench.problem import Problem
+from attnbench.reference import reference_output
 
 # Small sizes for the call before the memory baseline: lazy initialisation must not count as this T's memory.
 TINY_LEN = 8
@@ -133,10 +134,38 @@ class Tasks:
                 "compute in the call that bind() returns"
             )
 
-    def bind(self, *, problem: dict[str, Any]) -> dict[str, Any]:
-        """Bind inputs of the normal class without judging anything (the null runtime, benchmarks)."""
-        self._call = self._bind(Problem.from_dict(problem), "normal", self._seed)
+    def ping(self) -> dict[str, Any]:
+        """Answer at once."""
         return {}
+
+    def bind(self, *, problem: dict[str, Any], repeat: int = 1) -> dict[str, Any]:
+        """Bind inputs of the normal class without judging anything; the call to time runs `repeat` times."""
+        call = self._bind(Problem.from_dict(problem), "normal", self._seed)
+
+        def repeated() -> None:
+            for _ in range(repeat):
+                call()
+
+        self._call = call if repeat == 1 else repeated
+        return {}
+
+    def spike(self, *, size_bytes: int) -> dict[str, Any]:
+        """Measure a call that holds size_bytes for a millisecond, as the memory of a case is measured."""
+
+        def touch(count: int) -> None:
+            held = np.full(count, 1, np.uint8)
+            time.sleep(0.001)
+            del held
+
+        touch(1)  # as the tiny call of a case: what NumPy sets up at its first call is not the spike
+        return asdict(memory.measure_peak(lambda: touch(size_bytes)))
+
+    def oracle_speed(self, *, problem: dict[str, Any]) -> dict[str, Any]:
+        """Seconds and peak bytes, beyond the inputs, of the judge's first call in this process."""
+        target = Problem.from_dict(problem)
+        inputs, weights = make_inputs(target), make_weights(target)
+        found = memory.measure_peak(lambda: reference_output(target, inputs, weights))
+        return {"seconds": found.first_call_ns / 1e9, "peak_bytes": found.peak_bytes}
 
     def warm_up(self) -> dict[str, Any]:
         """Warm up the bound call; how many calls and how long the last took."""
