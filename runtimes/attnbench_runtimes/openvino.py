@@ -22,6 +22,7 @@ _PRECISION_CHOICES = ("asked", "default")
 _TYPE_NAMES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 _DTYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
 _CAPABILITIES = {"fp32": "FP32", "fp16": "FP16", "bf16": "BF16"}
+_NOISE = re.compile(r"Exception from |Check '.*' failed at|FrontEnd API failed|Loading input model|Model wasn't fully")
 _PRODUCTS = ("FullyConnected", "MatMul", "ScaledDotProductAttention")
 
 
@@ -229,6 +230,8 @@ def _read(core: Any, artifact: Artifact) -> Any:
     except RuntimeError as err:
         if binding.is_out_of_memory(err):
             raise MemoryError(_words(err)) from err
+        if "OpConversionFailure" in str(err):
+            raise UnsupportedError(f"openvino cannot convert {artifact.path.name!r}: {_words(err)}") from err
         raise ArtifactError(f"openvino cannot read {artifact.path.name!r}: {_words(err)}") from err
 
 
@@ -249,7 +252,8 @@ def _plain(value: Any) -> Any:
 
 
 def _words(error: Exception) -> str:
-    """The first line of OpenVINO's message that says something: those with source files are skipped."""
+    """The line of OpenVINO's message that says something: its summary, else the first that names no source file."""
     lines = [line.strip() for line in str(error).splitlines()]
-    spoken = [line for line in lines if line and not re.match(r"Exception from |Check '.*' failed at", line)]
-    return (spoken or lines or [""])[0]
+    summary = [line.removeprefix("-- ") for line in lines if line.startswith(("-- No conversion", "-- Conversion is"))]
+    spoken = [line for line in lines if line and not _NOISE.match(line)]
+    return (summary or spoken or lines or [""])[0]

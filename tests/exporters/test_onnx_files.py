@@ -153,7 +153,7 @@ def test_a_path_that_cannot_be_written_is_one_sentence(kind: str, tmp_path: Path
         "file as folder": tmp_path / "file" / "m.onnx",
         "folder as file": tmp_path / "folder.onnx",
     }[kind]
-    with pytest.raises(ExportError, match="cannot write .* name a folder that can be written"):
+    with pytest.raises(ExportError, match=r"cannot write .* name a folder that can be written"):
         OnnxContrib().export(PROBLEM, 20, path, seed=0)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.onnx"]
 

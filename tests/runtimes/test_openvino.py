@@ -131,6 +131,42 @@ def test_the_message_is_the_line_that_says_something() -> None:
     assert _words(RuntimeError(text)) == "[CPU] Reshape cannot"
 
 
+def test_an_operator_that_it_does_not_know_is_unsupported_and_named(exported: Exported, tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(exported("onnx-contrib", small()).path)
+    model.graph.node[0].op_type = "NoSuchAttention"
+    onnx.save(model, tmp_path / "m.onnx")
+    artifact = Artifact(path=tmp_path / "m.onnx", exporter="x", opset=20, sha256="", size_bytes=0, problem=small())
+    with pytest.raises(UnsupportedError, match=r"No conversion rule found .* com.microsoft.NoSuchAttention"):
+        OpenVino().load(small(), artifact, Settings()).__enter__()
+
+
+@pytest.mark.parametrize("place", ["../secret.bin", "absolute", "sub/../../secret.bin", "symlink"])
+def test_weights_outside_the_models_folder_are_refused(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    from attnbench_exporters import onnx_files
+
+    monkeypatch.setattr(onnx_files, "EXTERNAL_DATA_BYTES", 0)
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    artifact = OnnxContrib().export(small(), 20, folder / "m.onnx", seed=0)
+    (weights,) = folder.glob("*.data")
+    weights.rename(tmp_path / "secret.bin")
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    location = {"absolute": str(tmp_path / "secret.bin"), "symlink": "link.bin"}.get(place, place)
+    model = onnx.load(artifact.path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = location if entry.key == "location" else entry.value
+    artifact.path.write_bytes(model.SerializeToString())
+    with pytest.raises(ArtifactError, match="outside the base directory"):
+        OpenVino().load(small(), artifact, Settings()).__enter__()
+
+
 def test_a_missing_openvino_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)

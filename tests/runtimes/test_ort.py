@@ -87,8 +87,8 @@ def test_precision_is_that_of_the_coarsest_product() -> None:
 def test_bf16_is_unsupported_in_onnxruntimes_own_words(exported: Exported) -> None:
     problem = small(dtype="bf16")
     artifact = exported("onnx-decomposed", problem)
-    with pytest.raises(UnsupportedError, match="NOT_IMPLEMENTED.*MatMul"), OrtCpu().load(problem, artifact, Settings()):
-        pass
+    with pytest.raises(UnsupportedError, match=r"NOT_IMPLEMENTED.*MatMul"):
+        OrtCpu().load(problem, artifact, Settings()).__enter__()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -117,7 +117,7 @@ def test_a_provider_that_is_not_there_is_an_error_not_a_cpu_run(exported: Export
     artifact = exported("onnx-contrib", problem)
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
-        pytest.raises(ReadBackError, match="CUDAExecutionProvider.* were asked, onnxruntime uses .*CPU"),
+        pytest.raises(ReadBackError, match=r"CUDAExecutionProvider.* were asked, onnxruntime uses .*CPU"),
         Invented().load(problem, artifact, Settings()),
     ):
         pass
