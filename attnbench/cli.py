@@ -79,12 +79,12 @@ def selftest(as_json: Json = False) -> int:
     """The instrument proves itself on this machine: noise, a known difference, memory, overhead (3 minutes)."""
     from attnbench import selftest as instrument
 
-    result = instrument.run()
+    result = instrument.run(note)
     say(json.dumps(result.as_dict(), indent=2) if as_json else result.text())
-    return int(result.exit_code)
+    return result.exit_code
 
 
-@app.command(rich_help_panel=RUN, no_args_is_help=False)
+@app.command(rich_help_panel=RUN)
 def bench(
     context: typer.Context,
     sweep: Annotated[

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import __version__, api, cli, flags
+from attnbench import __version__, api, cli, flags, selftest
 from attnbench.errors import InputError, ReadBackError, UnavailableError
 from attnbench.records import Record
 
@@ -340,6 +340,18 @@ def test_report_rebuilds_a_run_and_shows_it(
     code, out, _ = run("report", str(tmp_path))
     assert (code, rebuilt) == (0, [tmp_path])
     assert out.endswith(f"cases: 1 timeout\nreport: {tmp_path / 'report.html'}\n")
+
+
+def test_selftest_tells_its_steps_on_stderr_and_its_result_on_stdout(
+    run: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def instrument(tell: Callable[[str], object]) -> SimpleNamespace:
+        tell("noise")
+        return SimpleNamespace(exit_code=1, text=lambda: "one table", as_dict=lambda: {"checks": []})
+
+    monkeypatch.setattr(selftest, "run", instrument)
+    assert run("selftest") == (1, "one table\n", "noise\n")
+    assert json.loads(run("selftest", "--json")[1]) == {"checks": []}
 
 
 @pytest.mark.parametrize(
