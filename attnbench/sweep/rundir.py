@@ -75,7 +75,9 @@ class RunDirectory:
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Replace the manifest as a whole."""
-        write_atomically(self.manifest_path, json.dumps(manifest, indent=1, ensure_ascii=False).encode())
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        # A command line that was not UTF-8 holds surrogates; backslashes make them JSON's own escapes.
+        write_atomically(self.manifest_path, text.encode("utf-8", "backslashreplace"))
 
     def append(self, problem_id: str, records: Iterable[Record], samples: Samples) -> None:
         """A finished group: first its samples file, then its records in one write."""

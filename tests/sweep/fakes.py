@@ -237,6 +237,22 @@ class Late(Good):
             return timed
 
 
+class FirstSlow(Good):
+    """Takes 100 ms at the first call of every shape, as a runtime that compiles per shape does."""
+    name = "first-slow"
+    class session(Session):
+        seen = set()
+        def bind(self, inputs):
+            call = super().bind(inputs)
+            shape = self.lengths
+            def slow_once():
+                if shape not in self.seen:
+                    self.seen.add(shape)
+                    time.sleep(0.1)
+                call()
+            return slow_once
+
+
 class Threads(Good):
     """Runs with other threads than asked."""
     name = "threads"
@@ -253,7 +269,7 @@ class Downgrade(Good):
             return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="bf16")
 
 
-ALL = (Threads, Downgrade, Good,
+ALL = (FirstSlow, Threads, Downgrade, Good,
        Sleeper, Stubborn, Grandchild, Leaver, Segfault, Killed, Printer, Exiter, HalfJson, Raiser, Oom, Hog, Nan,
        Dtype, Cached, Ahead, Memo, View, Refuser, Late)
 '''

@@ -17,7 +17,7 @@ Found = dict[str, Record]
 
 BAD = (
     "sleeper", "stubborn", "grandchild", "leaver", "segfault", "killed", "printer", "exiter", "half-json", "raiser",
-    "nan", "dtype", "cached", "ahead", "memo", "view", "refuser", "late", "threads", "downgrade",
+    "nan", "dtype", "cached", "ahead", "memo", "view", "refuser", "late", "threads", "downgrade", "first-slow",
 )  # fmt: skip
 
 
@@ -110,6 +110,17 @@ def test_a_runtime_that_is_wrong_or_lies_is_a_mismatch(found: Found, name: str, 
     assert (record.status, words in record.reason) == ("mismatch", True), record.reason
     assert record.verdict is None
     assert not record.fastest
+
+
+def test_a_slow_first_call_at_a_shape_is_its_own_figure_and_no_sample(found: Found) -> None:
+    slow, good = found["first-slow 16"], found["good 16"]
+    assert slow.status == "ok"
+    assert slow.first_call_ms is not None
+    assert slow.first_call_ms >= 100.0
+    assert slow.latency_ms_ci_high is not None
+    assert slow.latency_ms_ci_high < 50.0
+    assert good.first_call_ms is not None
+    assert good.first_call_ms < 100.0
 
 
 def test_no_process_outlives_its_worker_or_the_run(found: Found) -> None:
