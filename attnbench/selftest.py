@@ -92,7 +92,8 @@ def _parked(servers: ForkServers, problem: Problem, *repeats: int) -> Iterator[l
         for index, repeat in enumerate(repeats):
             workers.append(_loaded(servers, problem))
             workers[-1].ask("bind", timeout_s=TIMEOUT_S, problem=problem.as_dict(), repeat=repeat)
-            typical_ns = workers[-1].ask("warm_up", timeout_s=TIMEOUT_S)["typical_ns"]
+            cpus = environment.timing_cpus(1)
+            typical_ns = workers[-1].ask("warm_up", timeout_s=TIMEOUT_S, cpus=cpus)["typical_ns"]
             parked = ParkedArm(worker=workers[-1], timeout_s=TIMEOUT_S)
             lanes.append(rounds.Lane(arm=f"lane {index}", parked=parked, call_s=typical_ns / 1e9))
         yield lanes
@@ -105,7 +106,13 @@ def _loaded(servers: ForkServers, problem: Problem) -> Worker:
     worker = Worker(servers.get(TORCH))
     settings = asdict(Settings(threads=1))
     worker.ask(
-        "load", timeout_s=TIMEOUT_S, runtime=RUNTIME, problem=problem.as_dict(), artifact=None, settings=settings
+        "load",
+        timeout_s=TIMEOUT_S,
+        runtime=RUNTIME,
+        problem=problem.as_dict(),
+        artifact=None,
+        settings=settings,
+        to_time=True,
     )
     return worker
 

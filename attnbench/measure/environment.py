@@ -128,6 +128,25 @@ def _quota(folder: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
+def timing_cpus(threads: int, cpus: Path = _CPUS) -> list[int] | None:
+    """The CPUs that every timed worker is kept on, one per physical core first; None where that cannot be told.
+
+    The highest numbers, since interrupts and other programs prefer the lowest. All arms share them, so that none has a
+    better core than another.
+    """
+    allowed = affinity()
+    if allowed is None or threads >= len(allowed):
+        return None
+    taken: set[str] = set()
+    first: list[int] = []
+    siblings: list[int] = []
+    for cpu in sorted(allowed, reverse=True):
+        core = _text(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        (siblings if core in taken else first).append(cpu)
+        taken.add(core)
+    return sorted((first + siblings)[:threads])
+
+
 def default_threads() -> int:
     """max(1, min(affinity, quota, physical cores) - 1): one core stays free for everything else."""
     mine = affinity()

@@ -25,6 +25,10 @@ MAX_CALLS = 6
 # The kernel counts pages per CPU in batches of 32: a change below that is no change.
 UNCHANGED_BYTES = 32 * 4096
 
+# A call gives an output, so it uses memory, if only pages that were resident before: no growth seen is written as one
+# page, the least that the kernel counts. 0 would read as "nothing was measured".
+PAGE_BYTES = 4096
+
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
@@ -118,7 +122,7 @@ def measure_peak(
     gc.collect()
     kept = meter.read_rss() - baseline
     return Peak(
-        peak_bytes=max(0, peak - baseline),
+        peak_bytes=max(PAGE_BYTES, peak - baseline),
         kept_bytes=max(0, kept),
         baseline_bytes=baseline,
         calls=calls,

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
 from attnbench.interfaces import UNKNOWN
-from attnbench.measure import numerics
+from attnbench.measure import environment, numerics
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
 from attnbench.sweep import rounds, rows
@@ -21,7 +21,7 @@ from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import Samples
 from attnbench.sweep.workers import Worker
 
-LONG_CALL_NS = 200_000_000  # calls over 0.2 s are warm after the two of the check
+LONG_CALL_NS = 200_000_000
 
 
 @dataclass(kw_only=True)
@@ -123,13 +123,16 @@ class Group:
         timeout_s = self.bench.sweep.timeout_s
         try:
             worker = stack.enter_context(self._worker(case))
-            worker.ask("load", timeout_s=timeout_s, **self._loading(case))
+            worker.ask("load", timeout_s=timeout_s, **self._loading(case), to_time=True)
             took_ns = self._check(case, worker)
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)
                 _require_as_asked(case.facts, self.bench.threads, self.problem.dtype)
-            if took_ns < LONG_CALL_NS and case.is_open:
-                took_ns = worker.ask("warm_up", timeout_s=timeout_s)["typical_ns"]
+            if case.is_open:
+                # Calls over 0.2 s are warm after the two of the check.
+                cpus = environment.timing_cpus(self.bench.threads)
+                warm = worker.ask("warm_up", timeout_s=timeout_s, cpus=cpus, is_warm=took_ns > LONG_CALL_NS)
+                took_ns = warm["typical_ns"] or took_ns
         except AttnbenchError as err:
             case.fail(err)
             return

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench import __version__, plugins
 from attnbench.errors import AttnbenchError, InputError, RecordsError
 from attnbench.interfaces import Probe
-from attnbench.measure import environment, memory
+from attnbench.measure import environment, memory, timing
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
 from attnbench.sweep import grid, rows
@@ -103,7 +103,11 @@ def run(
     run_dir.work_path.mkdir(exist_ok=True)
     run_dir.write_manifest(manifest)
     env, removed = environment.scrubbed_environment(prepared.plan.threads)
-    manifest["environment"]["removed_from_workers"] = removed
+    manifest["environment"] |= {
+        "removed_from_workers": removed,
+        "timing_cpus": environment.timing_cpus(prepared.plan.threads),
+        "timing_allocator": timing.steady_allocator(),
+    }
     interrupted = False
     with ForkServers(env) as servers, _terminate_is_interrupt():
         bench = Bench(

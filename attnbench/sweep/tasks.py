@@ -57,9 +57,15 @@ class Tasks:
         return {"artifact": artifact_as_dict(artifact), "export_ms": export_ms}
 
     def load(
-        self, *, runtime: str, problem: dict[str, Any], artifact: dict[str, Any] | None, settings: dict[str, Any]
+        self,
+        *,
+        runtime: str,
+        problem: dict[str, Any],
+        artifact: dict[str, Any] | None,
+        settings: dict[str, Any],
+        to_time: bool = False,
     ) -> dict[str, Any]:
-        """Load what is needed to run the problem; {"load_ms": ...}.
+        """Load what is needed to run the problem; {"load_ms": ...}. `to_time`: in a worker that will be timed.
 
         Raises:
             UnsupportedError: the runtime says that it cannot.
@@ -71,6 +77,8 @@ class Tasks:
         if not support.ok:
             raise UnsupportedError(support.reason)
         self._seed = wanted.seed
+        if to_time:
+            timing.steady_allocator()
         start = time.perf_counter_ns()
         self._session = self._stack.enter_context(plugin.load(target, file, wanted))
         return {"load_ms": (time.perf_counter_ns() - start) / 1e6}
@@ -167,10 +175,13 @@ class Tasks:
         found = memory.measure_peak(lambda: reference_output(target, inputs, weights))
         return {"seconds": found.first_call_ns / 1e9, "peak_bytes": found.peak_bytes}
 
-    def warm_up(self) -> dict[str, Any]:
-        """Warm up the bound call; how many calls and how long the last took."""
+    def warm_up(self, *, cpus: list[int] | None = None, is_warm: bool = False) -> dict[str, Any]:
+        """Warm up the bound call unless it is warm, then stay on these CPUs; {"typical_ns": of a call, or None}."""
         assert self._call is not None
-        return asdict(timing.warm_up(self._call))
+        typical_ns = None if is_warm else timing.warm_up(self._call).typical_ns
+        if cpus is not None:
+            timing.pin_to(cpus)
+        return {"typical_ns": typical_ns}
 
     def visit(self, *, drop: int, keep: int) -> dict[str, Any]:
         """Time the bound call: `drop` calls unseen, then `keep` samples."""
