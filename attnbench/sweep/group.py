@@ -193,34 +193,28 @@ class Group:
 
     def _prove_honest(self, parked: dict[str, Worker]) -> None:
         """The last timed call still computed what it should, and not from memory."""
-        judge = self.judges["normal"]
-        for case in self.cases:
-            if case.lane is None:
-                continue
+
+        def prove(case: Case) -> None:
+            assert case.lane is not None
             if case.lane.failure is not None:
                 case.fail(case.lane.failure)
-                continue
-            worker = parked[f"{case.arm.label}#0"]
+                return
             try:
-                found = worker.ask(
-                    "recheck",
-                    timeout_s=self.bench.sweep.timeout_s,
-                    problem=self.problem.as_dict(),
-                    reference=judge["path"],
-                    rows=judge["rows"],
-                )
-                ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), case.limits["normal"])
-                if not ok:
-                    case.decide("mismatch", f"after timing: {reason}")
-                median_ns = int(rows.latency_ns(case.lane).mid)
-                worker.ask(
-                    "refuse_memoised",
-                    timeout_s=self.bench.sweep.timeout_s,
-                    problem=self.problem.as_dict(),
-                    median_ns=median_ns,
-                )
+                self._prove(case, parked[f"{case.arm.label}#0"], int(rows.latency_ns(case.lane).mid))
             except AttnbenchError as err:
                 case.fail(err, "after timing")
+
+        in_parallel(prove, [case for case in self.cases if case.lane is not None], self.bench.at_once)
+
+    def _prove(self, case: Case, worker: Worker, median_ns: int) -> None:
+        judge, timeout_s = self.judges["normal"], self.bench.sweep.timeout_s
+        problem = self.problem.as_dict()
+        found = worker.ask("recheck", timeout_s=timeout_s, problem=problem, reference=judge["path"], rows=judge["rows"])
+        ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), case.limits["normal"])
+        if not ok:
+            case.decide("mismatch", f"after timing: {reason}")
+        cpus = environment.affinity()
+        worker.ask("refuse_memoised", timeout_s=timeout_s, problem=problem, median_ns=median_ns, cpus=cpus)
 
     def _measure_memory(self, case: Case) -> None:
         """Peak memory, loading and first call, in a fresh process with nothing else running."""

@@ -1,5 +1,6 @@
 """What a run will do and take, predicted before anything runs. Predictions plan; they are never results."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,12 @@ CALL_OVERHEAD_S = 20e-6
 SLOWNESS = {"torch-eager": 2.0, "null": 0.0}  # of an arm beside a good one
 SCORE_MATRICES = {"torch-eager": 2.3, "torch-sdpa": 0.3}  # live at the peak
 OTHER_SCORE_MATRICES = 4.2
-WORKER_S = 0.35  # fork, load, bind
+WORKER_S = 0.15  # fork, load, bind
 EXPORT_S = 1.2
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
-ORACLE_GFLOPS = 20.0
+ORACLE_GFLOPS = 30.0
+MAX_ORACLE_FLOPS = 60e9  # longer problems are judged on sampled rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +121,10 @@ def _group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) ->
     lanes = [a.runtime for a in arms] + [a.runtime for a in arms if a.label == sweep.baseline]
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
-    checks = sum(2 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + WORKER_S for c in calls)
-    memory = sum(4 * c + WORKER_S for c in calls)
-    reference = 0.4 + 2 * roofline.flops(problem) / (ORACLE_GFLOPS * 1e9)
+    at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
+    checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + WORKER_S for c in calls) / at_once
+    memory = sum(5 * c + WORKER_S for c in calls[: len(arms)])
+    reference = 0.1 + 2 * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
     wanted = rounds.rounds_wanted(round_s)
     return GroupPlan(
         problem=problem,
@@ -147,48 +150,56 @@ class Budget:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._predicted_s = 0.0
-        self._spent_s = 0.0
+        self._overhead_s = (0.0, 0.0)  # predicted, spent
+        self._round_s = (0.0, 0.0)  # predicted, taken; recent groups weigh most
 
     def timing_s(self, index: int, elapsed_s: float) -> float:
-        """Seconds of timing that group `index` may take."""
+        """Seconds of timing that group `index` may take: its least, and its share of what all leasts leave over."""
         groups = self._plan.groups[index:]
         budget_s = self._plan.sweep.time_budget_s
-        own = groups[0].full_timing_s
         if budget_s is None:
-            return own
-        overhead_s = sum(g.overhead_s for g in groups) * self.correction + REPORT_S
-        left_s = budget_s - elapsed_s - overhead_s
-        # The long groups' least comes first: what is shared out is what the least of all leaves over.
-        least_s = sum(g.min_timing_s for g in groups) * self.correction
-        spare_s = max(0.0, left_s - least_s)
+            return groups[0].full_timing_s * self._timing_correction
+        spare_s = budget_s - elapsed_s - self._rest_s(index) - self._least_s(index)
         wanted_s = sum(g.full_timing_s - g.min_timing_s for g in groups)
-        share = (own - groups[0].min_timing_s) / wanted_s if wanted_s > 0 else 0.0
-        return groups[0].min_timing_s * self.correction + spare_s * share
+        share = (groups[0].full_timing_s - groups[0].min_timing_s) / wanted_s if wanted_s > 0 else 0.0
+        return groups[0].min_timing_s * self._timing_correction + max(0.0, spare_s) * share
 
-    @property
-    def correction(self) -> float:
-        """Seconds really spent per second predicted, so far (0.3 to 5)."""
-        return min(5.0, max(0.3, self._spent_s / self._predicted_s)) if self._predicted_s > 1.0 else 1.0
-
-    def learn(self, index: int, *, spent_s: float, timing_spent_s: float) -> None:
-        """A group ended after spent_s, of which timing took timing_spent_s."""
-        self._predicted_s += self._plan.groups[index].overhead_s
-        self._spent_s += max(0.0, spent_s - timing_spent_s)
+    def learn(self, index: int, *, overhead_s: float, timing_s: float, round_count: int) -> None:
+        """A group ended: seconds it spent beside timing, seconds of timing, rounds."""
+        group = self._plan.groups[index]
+        self._overhead_s = (self._overhead_s[0] + group.overhead_s, self._overhead_s[1] + overhead_s)
+        if round_count:
+            predicted, taken = self._round_s
+            self._round_s = (0.5 * predicted + group.round_s, 0.5 * taken + timing_s / round_count)
 
     def left_s(self, index: int, elapsed_s: float) -> float:
         """Predicted seconds from the start of group `index` to the end of the run."""
-        groups = self._plan.groups[index:]
-        rest_s = sum(g.overhead_s for g in groups) * self.correction + REPORT_S
-        if not groups:
-            return rest_s
-        full_s = sum(g.full_timing_s for g in groups)
+        rest_s, least_s = self._rest_s(index), self._least_s(index)
+        full_s = sum(g.full_timing_s for g in self._plan.groups[index:]) * self._timing_correction
         budget_s = self._plan.sweep.time_budget_s
         if budget_s is None:
             return rest_s + full_s
-        return rest_s + min(full_s, max(sum(g.min_timing_s for g in groups), budget_s - elapsed_s - rest_s))
+        return rest_s + min(full_s, max(least_s, budget_s - elapsed_s - rest_s))
+
+    def _rest_s(self, index: int) -> float:
+        """Everything but timing from group `index` on."""
+        return sum(g.overhead_s for g in self._plan.groups[index:]) * self._overhead_correction + REPORT_S
+
+    def _least_s(self, index: int) -> float:
+        return sum(g.min_timing_s for g in self._plan.groups[index:]) * self._timing_correction
+
+    @property
+    def _overhead_correction(self) -> float:
+        """Seconds really spent per second predicted, so far."""
+        predicted, spent = self._overhead_s
+        return min(5.0, max(0.3, spent / predicted)) if predicted > 0 else 1.0
+
+    @property
+    def _timing_correction(self) -> float:
+        predicted, taken = self._round_s
+        return min(5.0, max(0.3, taken / predicted)) if predicted > 0 else 1.0
 
 
-def missing_timing(plan: Plan) -> Mapping[str, float]:
+def rounded_split(plan: Plan) -> Mapping[str, float]:
     """The split as it is printed and kept in the manifest, rounded to 0.1 s."""
     return {phase: round(seconds, 1) for phase, seconds in plan.split().items()}

@@ -23,7 +23,7 @@ from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm, Sweep
 from attnbench.sweep.group import Group, utc_now
-from attnbench.sweep.plan import Budget, Plan, make_plan, missing_timing
+from attnbench.sweep.plan import Budget, Plan, make_plan, rounded_split
 from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import RunDirectory, Samples
 from attnbench.sweep.workers import ForkServers
@@ -182,8 +182,12 @@ def _run_groups(
         else:
             timing_s = budget.timing_s(index, elapsed_s)
             new, samples = group.run(timing_s)
+            timing_spent_s = group.phases.get("timing", 0.0)
             budget.learn(
-                index, spent_s=time.monotonic() - start - elapsed_s, timing_spent_s=group.phases.get("timing", 0.0)
+                index,
+                overhead_s=time.monotonic() - start - elapsed_s - timing_spent_s,
+                timing_s=timing_spent_s,
+                round_count=max((len(lane.medians) for lane in group.lanes), default=0),
             )
         bench.run_dir.append(problem.problem_id, new, samples)
         for lane in group.lanes:
@@ -274,7 +278,7 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
         "machine_peak": {},
         "runtimes": {name: _probe_row(probe) for name, probe in prepared.runtime_probes.items()},
         "exporters": {name: _probe_row(probe) for name, probe in prepared.exporter_probes.items()},
-        "plan": dict(missing_timing(prepared.plan)),
+        "plan": dict(rounded_split(prepared.plan)),
         "spent": {},  # seconds, by phase; beside "plan"
         "notices": list(prepared.plan.notices),
     }

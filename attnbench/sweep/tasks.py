@@ -193,13 +193,19 @@ class Tasks:
         agreement = numerics.compare(self._output(Problem.from_dict(problem), rows), np.load(reference, mmap_mode="r"))
         return {"agreement": asdict(agreement)}
 
-    def refuse_memoised(self, *, problem: dict[str, Any], median_ns: int) -> dict[str, Any]:
+    def refuse_memoised(
+        self, *, problem: dict[str, Any], median_ns: int, cpus: list[int] | None = None
+    ) -> dict[str, Any]:
         """Compare the timed median with calls on inputs never seen before; {"unseen_ns": the quickest of up to three}.
+
+        `cpus`: to run on from here, since several workers are asked at once.
 
         Raises:
             DishonestError: calls on unseen inputs are over five times slower.
         """
         target = Problem.from_dict(problem)
+        if cpus is not None:
+            timing.pin_to(cpus)
         unseen_ns = 0
         for attempt in range(3):
             call = self._bind(target, "normal", self._seed + 1_000_003 + attempt)
