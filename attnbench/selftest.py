@@ -112,7 +112,7 @@ def _loaded(servers: ForkServers, problem: Problem) -> Worker:
         problem=problem.as_dict(),
         artifact=None,
         settings=settings,
-        to_time=True,
+        purpose="time",
     )
     return worker
 

@@ -1,6 +1,5 @@
 """Warm-ups and visits of one arm, in its worker process. Standard library only: imported beside any framework."""
 
-import ctypes
 import gc
 import os
 import resource
@@ -21,9 +20,6 @@ MIN_WARM_UP_CALLS = 2
 MAX_KEEP = 1000
 _VISIT_S = 0.010
 _SINGLE_CALL_S = 0.020
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_MAX_MMAP_THRESHOLD = 32 << 20  # glibc's own limit, and where its dynamic threshold ends
-_NEVER_TRIM = (1 << 31) - 1
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 # A quiet machine interrupts a busy thread a few times a second (kernel threads, timers); a neighbour on the same
@@ -73,21 +69,6 @@ class Visit:
     def from_json(cls, fields: dict[str, Any]) -> "Visit":
         """The inverse of `to_json`."""
         return cls(**fields)
-
-
-def steady_allocator() -> str:
-    """Keep glibc's allocator in the state that a long-lived process reaches; what was set, or why nothing.
-
-    Left alone, some processes give the top of the heap back after every call and fetch it again page by page in the
-    next, others do not: a block at T = 512 took 17.4 ms with no page fault and 19.7 ms with 1248, two states of the
-    same code, for the whole life of a process. Blocks above 32 MiB are mapped and unmapped by every call all the same,
-    as they are without this.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return "not set: the C library has no mallopt"
-    taken = mallopt(_M_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
-    return "mmap threshold 32 MiB, heap never trimmed" if taken else "not set: mallopt refused"
 
 
 def pin_to(cpus: Iterable[int]) -> None:

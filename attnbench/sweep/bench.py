@@ -14,6 +14,7 @@ from attnbench.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from attnbench.inputs import INPUT_CLASSES
 from attnbench.interfaces import Probe, Settings
 from attnbench.measure import numerics
 from attnbench.problem import Problem
@@ -94,19 +95,26 @@ class Bench:
         return asdict(Settings(threads=self.threads, seed=self.sweep.seed))
 
     def reference(self, problem: Problem) -> dict[str, Any]:
-        """The judge's outputs of a problem (see `Tasks.reference`).
+        """The judge's outputs of a problem, per input class (see `Tasks.reference`).
 
         Raises:
             WorkerError: it could not be computed.
         """
-        with self.worker(self.reference_server(), "reference") as worker:
-            return worker.ask(
-                "reference",
-                timeout_s=max(self.sweep.timeout_s, 60.0),
-                problem=problem.as_dict(),
-                seed=self.sweep.seed,
-                folder=str(self.run_dir.work_path),
-            )
+        found: dict[str, Any] = {}
+
+        def judge(input_class: str) -> None:
+            with self.worker(self.reference_server(), "reference") as worker:
+                found[input_class] = worker.ask(
+                    "reference",
+                    timeout_s=max(self.sweep.timeout_s, 60.0),
+                    problem=problem.as_dict(),
+                    seed=self.sweep.seed,
+                    input_class=input_class,
+                    folder=str(self.run_dir.work_path),
+                )
+
+        in_parallel(judge, INPUT_CLASSES, self.at_once)
+        return {name: found[name] for name in INPUT_CLASSES}
 
     def exported(self, arm: Arm, problem: Problem) -> Exported | None:
         """The arm's artifact, exported and verified once per file; None for torch arms.

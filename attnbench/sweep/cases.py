@@ -50,6 +50,7 @@ class Case:
     load_ms: float | None = None
     first_call_ms: float | None = None
     build_ms: float | None = None
+    check_ns: int = 0  # of the check's last call, on inputs that the worker had not seen
     peak_host_bytes: int | None = None
     kept_host_bytes: int | None = None
     memory_reason: str = ""  # why the memory cells are empty

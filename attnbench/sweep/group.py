@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from attnbench.interfaces import UNKNOWN
 from attnbench.measure import environment, numerics
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
-from attnbench.sweep import rounds, rows
+from attnbench.sweep import rounds, rows, tasks
 from attnbench.sweep.bench import Bench, in_parallel, limits_of, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
@@ -123,8 +123,8 @@ class Group:
         timeout_s = self.bench.sweep.timeout_s
         try:
             worker = stack.enter_context(self._worker(case))
-            worker.ask("load", timeout_s=timeout_s, **self._loading(case), to_time=True)
-            took_ns = self._check(case, worker)
+            worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="time")
+            took_ns = self._check(case, worker, ("peaked", "normal") if replica == 0 else ("normal",))
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)
                 _require_as_asked(case.facts, self.bench.threads, self.problem.dtype)
@@ -159,10 +159,10 @@ class Group:
             "settings": self.bench.settings(),
         }
 
-    def _check(self, case: Case, worker: Worker) -> int:
-        """Both input classes; `peaked` first, so that `normal` stays bound for the timing. Time of the last call."""
+    def _check(self, case: Case, worker: Worker, input_classes: Sequence[str]) -> int:
+        """Judge a call on each input class; `normal` last, so that it stays bound for the timing. Its time."""
         took_ns = 0
-        for name in ("peaked", "normal"):
+        for name in input_classes:
             judge = self.judges[name]
             found = worker.ask(
                 "check",
@@ -173,7 +173,7 @@ class Group:
                 rows=judge["rows"],
             )
             case.agreements[name] = numerics.Agreement(**found["agreement"])
-            took_ns = found["first_call_ns"]
+            case.check_ns = took_ns = found["first_call_ns"]
             ok, reason = numerics.judge_agreement(case.agreements[name], case.limits[name])
             if not ok:
                 case.decide("mismatch", f"inputs {name}: {reason}")
@@ -213,8 +213,10 @@ class Group:
         ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), case.limits["normal"])
         if not ok:
             case.decide("mismatch", f"after timing: {reason}")
-        cpus = environment.affinity()
-        worker.ask("refuse_memoised", timeout_s=timeout_s, problem=problem, median_ns=median_ns, cpus=cpus)
+        # The check's call was on inputs not seen before; only where it was much slower does it take more to tell.
+        if case.check_ns > tasks.MEMOISED_RATIO * median_ns:
+            cpus = environment.affinity()
+            worker.ask("refuse_memoised", timeout_s=timeout_s, problem=problem, median_ns=median_ns, cpus=cpus)
 
     def _measure_memory(self, case: Case) -> None:
         """Peak memory, loading and first call, in a fresh process with nothing else running."""
@@ -222,7 +224,8 @@ class Group:
         timeout_s = self.bench.sweep.timeout_s
         try:
             with self._worker(case) as worker:
-                case.load_ms = worker.ask("load", timeout_s=timeout_s, **self._loading(case))["load_ms"]
+                loaded = worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="memory")
+                case.load_ms = loaded["load_ms"]
                 peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict())
                 if case.facts.get("build_ms") is not None:
                     case.build_ms = worker.ask("facts", timeout_s=timeout_s)["build_ms"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.inputs import INPUT_CLASSES, make_inputs, make_weights
+from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
 from attnbench.problem import Problem
@@ -29,34 +29,29 @@ def judged_rows(problem: Problem) -> NDArray[np.int64] | None:
     return sample_rows(problem.q_len, SAMPLED_ROWS)
 
 
-def make_reference(problem: Problem, seed: int, folder: Path) -> dict[str, Any]:
-    """Write `<class>.npy` (float64) to the folder.
+def make_reference(problem: Problem, seed: int, input_class: str, folder: Path) -> dict[str, Any]:
+    """Write the float64 output for one input class to the folder.
 
     Returns:
-        Per input class: path, rows (None: all), floor (worst row error of the reference rounded once), and eager
-        (the agreement of torch eager in the same dtype, on at most sampled rows).
+        path, rows (None: all), floor (worst row error of the reference rounded once), and eager (the agreement of
+        torch eager in the same dtype, on at most sampled rows).
     """
     weights = make_weights(problem, seed=seed)
+    inputs = make_inputs(problem, seed=seed, input_class=input_class)
     rows = judged_rows(problem)
-    result: dict[str, Any] = {}
-    for input_class in INPUT_CLASSES:
-        inputs = make_inputs(problem, seed=seed, input_class=input_class)
-        expected = reference_output(problem, inputs, weights, rows=rows)
-        path = folder / f"{problem.problem_id}-{input_class}.npy"
-        np.save(path, expected)
-        positions = np.arange(problem.q_len) if rows is None else rows
-        if problem.q_len > MAX_EAGER_LEN:
-            chosen = np.linspace(0, len(positions) - 1, SAMPLED_EAGER_ROWS).astype(np.int64)
-        else:
-            chosen = np.arange(len(positions))
-        eager = torch_eager_rows(problem, inputs, weights, positions[chosen])
-        result[input_class] = {
-            "path": str(path),
-            "rows": None if rows is None else rows.tolist(),
-            "floor": numerics.floor_error(expected, problem.dtype),
-            "eager": asdict(numerics.compare(eager, expected[..., chosen, :])),
-        }
-    return result
+    expected = reference_output(problem, inputs, weights, rows=rows)
+    path = folder / f"{problem.problem_id}-{input_class}.npy"
+    np.save(path, expected)
+    positions = np.arange(problem.q_len) if rows is None else rows
+    count = SAMPLED_EAGER_ROWS if problem.q_len > MAX_EAGER_LEN else len(positions)
+    chosen = np.linspace(0, len(positions) - 1, count).astype(np.int64)
+    eager = torch_eager_rows(problem, inputs, weights, positions[chosen])
+    return {
+        "path": str(path),
+        "rows": None if rows is None else rows.tolist(),
+        "floor": numerics.floor_error(expected, problem.dtype),
+        "eager": asdict(numerics.compare(eager, expected[..., chosen, :])),
+    }
 
 
 def torch_eager_rows(

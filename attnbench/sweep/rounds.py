@@ -13,7 +13,7 @@ from attnbench.measure import statistics as stats
 from attnbench.measure import timing
 
 MAX_REPEATS = 2  # of one contended visit
-BUDGET_ROUNDS = 10
+BUDGET_ROUNDS = stats.MIN_EXACT_ROUNDS
 CONTENDED_SHARE = 0.1  # a case is flagged when more of its visits stayed contended
 
 
@@ -141,7 +141,7 @@ def noise_log_ratio(lanes: Sequence[Lane]) -> float | None:
 
 
 def least_rounds(round_s: float) -> int:
-    """Rounds that even a spent budget does not cut off: ten, seven of slow ones; fewer carry no interval."""
+    """Rounds that even a spent budget does not cut off: seven; fewer carry no interval."""
     return min(BUDGET_ROUNDS, stats.min_rounds(round_s))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench import __version__, plugins
 from attnbench.errors import AttnbenchError, InputError, RecordsError
 from attnbench.interfaces import Probe
-from attnbench.measure import environment, memory, timing
+from attnbench.measure import allocator, environment, memory
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
 from attnbench.sweep import grid, rows
@@ -106,7 +106,7 @@ def run(
     manifest["environment"] |= {
         "removed_from_workers": removed,
         "timing_cpus": environment.timing_cpus(prepared.plan.threads),
-        "timing_allocator": timing.steady_allocator(),
+        "timing_allocator": allocator.keep_heap(),
     }
     interrupted = False
     with ForkServers(env) as servers, _terminate_is_interrupt():

@@ -15,7 +15,7 @@ from attnbench import plugins
 from attnbench.errors import AttnbenchError, NotRunError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array, Artifact, Exporter, Runtime, Session, Settings, numpy_dtype
-from attnbench.measure import memory, numerics, roofline, timing
+from attnbench.measure import allocator, memory, numerics, roofline, timing
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 
@@ -63,9 +63,9 @@ class Tasks:
         problem: dict[str, Any],
         artifact: dict[str, Any] | None,
         settings: dict[str, Any],
-        to_time: bool = False,
+        purpose: str | None = None,
     ) -> dict[str, Any]:
-        """Load what is needed to run the problem; {"load_ms": ...}. `to_time`: in a worker that will be timed.
+        """Load what is needed to run the problem; {"load_ms": ...}. purpose: "time" or "memory" will be measured.
 
         Raises:
             UnsupportedError: the runtime says that it cannot.
@@ -77,8 +77,8 @@ class Tasks:
         if not support.ok:
             raise UnsupportedError(support.reason)
         self._seed = wanted.seed
-        if to_time:
-            timing.steady_allocator()
+        if purpose is not None:
+            {"time": allocator.keep_heap, "memory": allocator.exact_heap}[purpose]()
         start = time.perf_counter_ns()
         self._session = self._stack.enter_context(plugin.load(target, file, wanted))
         return {"load_ms": (time.perf_counter_ns() - start) / 1e6}
@@ -236,11 +236,11 @@ class Tasks:
         call = self._bind(target, "normal", self._seed)
         return asdict(memory.measure_peak(call))
 
-    def reference(self, *, problem: dict[str, Any], seed: int, folder: str) -> dict[str, Any]:
-        """Judge's outputs of both input classes, as files, with the floor and torch eager's own error."""
+    def reference(self, *, problem: dict[str, Any], seed: int, input_class: str, folder: str) -> dict[str, Any]:
+        """The judge's output of an input class, as a file, with the floor and torch eager's own error."""
         from attnbench.sweep.oracle import make_reference
 
-        return make_reference(Problem.from_dict(problem), seed, Path(folder))
+        return make_reference(Problem.from_dict(problem), seed, input_class, Path(folder))
 
     def machine_peak(self, *, dtype: str, threads: int, seconds: float) -> dict[str, Any]:
         """The most GFLOP/s that any library reaches here in this dtype."""
