@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnbench.measure import roofline, timing
 from attnbench.problem import DTYPE_BYTES, Problem
@@ -12,13 +12,16 @@ from attnbench.sweep.grid import TORCH, Arm, Sweep
 # Orientation measured on a 2-vCPU Zen machine with one thread; a run corrects itself by what it sees.
 GFLOPS_PER_THREAD = {"fp32": 80.0, "bf16": 120.0, "fp16": 3.0}
 CALL_OVERHEAD_S = 20e-6
-SLOWNESS = {"torch-eager": 2.0, "null": 0.0}  # of an arm beside a good one
+# Eager attention writes and reads the score matrix several times, through pages fetched anew in every call.
+EAGER_PASSES = {"none": 8, "causal_top_left": 12}
+EAGER_BYTES_PER_S = 4e9
 SCORE_MATRICES = {"torch-eager": 2.3, "torch-sdpa": 0.3}  # live at the peak
 OTHER_SCORE_MATRICES = 4.2
-WORKER_S = 0.15  # fork, load, bind
+WORKER_S = 0.1  # fork, load, bind
 EXPORT_S = 1.2
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
+CAUTION = 1.25  # only what even a prediction that much too low leaves over is spent on more than the least rounds
 ORACLE_GFLOPS = 30.0
 MAX_ORACLE_FLOPS = 60e9  # longer problems are judged on sampled rows
 
@@ -112,9 +115,14 @@ def make_plan(
 
 def call_s(problem: Problem, runtime: str, threads: int) -> float:
     """Predicted seconds of one call."""
-    rate = GFLOPS_PER_THREAD[problem.dtype] * threads**0.9 * 1e9
-    seconds: float = CALL_OVERHEAD_S + SLOWNESS.get(runtime, 1.0) * roofline.flops(problem) / rate
-    return seconds
+    if runtime == "null":
+        return CALL_OVERHEAD_S
+    # Most runtimes compute the whole square of a causal problem.
+    whole = problem if runtime == "torch-sdpa" or problem.variant != "causal" else replace(problem, variant="self")
+    seconds: float = roofline.flops(whole) / (GFLOPS_PER_THREAD[problem.dtype] * threads**0.9 * 1e9)
+    if runtime == "torch-eager":
+        seconds += EAGER_PASSES[problem.mask] * problem.score_bytes() / EAGER_BYTES_PER_S
+    return CALL_OVERHEAD_S + seconds
 
 
 def _group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) -> GroupPlan:
@@ -123,8 +131,8 @@ def _group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) ->
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
     at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
     checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + WORKER_S for c in calls) / at_once
-    memory = sum(5 * c + WORKER_S for c in calls[: len(arms)])
-    reference = 0.1 + 2 * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
+    memory = sum(3.5 * c + WORKER_S for c in calls[: len(arms)])
+    reference = 0.1 + 2 / at_once * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
     wanted = rounds.rounds_wanted(round_s)
     return GroupPlan(
         problem=problem,
@@ -159,7 +167,7 @@ class Budget:
         budget_s = self._plan.sweep.time_budget_s
         if budget_s is None:
             return groups[0].full_timing_s * self._timing_correction
-        spare_s = budget_s - elapsed_s - self._rest_s(index) - self._least_s(index)
+        spare_s = budget_s - elapsed_s - CAUTION * (self._rest_s(index) + self._least_s(index))
         wanted_s = sum(g.full_timing_s - g.min_timing_s for g in groups)
         share = (groups[0].full_timing_s - groups[0].min_timing_s) / wanted_s if wanted_s > 0 else 0.0
         return groups[0].min_timing_s * self._timing_correction + max(0.0, spare_s) * share
