@@ -79,8 +79,10 @@ wheel-test: setup ## Build the wheel, install it in a clean environment, run a b
 	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
 	rm -rf build/wheel-test
 
-perf: setup ## Measure the bars that need a real clock: start-up times, then attnbench selftest
+perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, then attnbench selftest
 	$(BIN)/python -P tests/perf_startup.py
+	$(BIN)/python -P tests/perf_report.py
+	$(BIN)/python -P tests/perf_memory.py
 	$(BIN)/attnbench selftest $(ARGS)
 
 wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network

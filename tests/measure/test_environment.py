@@ -115,3 +115,14 @@ def test_both_onnxruntime_packages_are_a_conflict_with_a_way_out(tmp_path, monke
 def test_one_onnxruntime_package_is_no_conflict():
     assert e.conflicting_distributions(["onnxruntime", "numpy"]) == []
     assert e.conflicting_distributions(["onnxruntime-gpu"]) == []
+
+
+def test_timed_workers_share_the_highest_core_and_no_sibling_before_every_core_is_used(tmp_path, monkeypatch):
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        (tmp_path / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(e, "affinity", lambda: [0, 1, 2, 3])
+    assert e.timing_cpus(1, tmp_path) == [3]
+    assert e.timing_cpus(2, tmp_path) == [2, 3]
+    assert e.timing_cpus(3, tmp_path) == [1, 2, 3]
+    assert e.timing_cpus(4, tmp_path) is None

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from attnbench.measure.verdicts import judge, run_noise_floor
+from attnbench.measure.verdicts import judge, run_noise_floor, with_peak_fraction
 from attnbench.records import Record
 
 
@@ -111,3 +111,23 @@ def test_judging_twice_changes_nothing_and_leaves_the_given_records_alone():
 
 def test_a_case_without_ratio_says_why():
     assert _judge_one(status="oom", reason="needed 9 GiB").empty_reasons["verdict"] == "needed 9 GiB"
+
+
+def test_a_contended_baseline_lets_no_arm_be_faster_or_slower():
+    assert _judge_one(ratio=(1.5, 1.6), baseline={"flags": ["contended"]}).verdict == "ambiguous"
+
+
+@pytest.mark.parametrize(
+    ("gflops_per_s", "fraction", "flags"), [(50.0, 0.5, []), (104.0, 1.04, []), (106.0, 1.06, ["beats_roofline"])]
+)
+def test_the_fraction_of_peak_is_filled_on_reading_and_flags_the_impossible(gflops_per_s, fraction, flags):
+    record = _record("arm", gflops_per_s=gflops_per_s, flags=["beats_roofline"])
+    found = with_peak_fraction([record], {"fp32": {"gflops_per_s": 100.0}})[0]
+    assert found.peak_fraction == pytest.approx(fraction)
+    assert found.flags == flags
+
+
+def test_without_a_machine_peak_the_fraction_is_empty_with_a_reason():
+    found = with_peak_fraction([_record("arm", gflops_per_s=50.0)], {})[0]
+    assert found.peak_fraction is None
+    assert found.empty_reasons["peak_fraction"]

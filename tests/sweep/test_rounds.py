@@ -83,8 +83,8 @@ def test_a_spent_budget_stops_only_after_the_least_rounds() -> None:
         arm.noise = 0.2
     lanes = lanes_of(*arms)
     run(machine, lanes, budget_s=0.001)
-    # A round takes 0.8 s: ten are the least.
-    assert {(lane.stopped_by, len(lane.medians)) for lane in lanes} == {("budget", 10)}
+    # Seven are the fewest with an interval at 98 %.
+    assert {(lane.stopped_by, len(lane.medians)) for lane in lanes} == {("budget", 7)}
 
 
 def test_an_arm_that_is_far_off_leaves_the_rotation_after_the_least_rounds() -> None:

@@ -1,0 +1,54 @@
+import pytest
+
+from attnbench.sweep import grid
+from attnbench.sweep.plan import REPORT_S, Budget, Plan, make_plan
+
+ARMS = [grid.Arm(exporter="torch", runtime="torch-sdpa"), grid.Arm(exporter="onnx-attention", runtime="ort-cpu")]
+
+
+def plan_of(**overrides: object) -> Plan:
+    sweep = grid.resolve(None, overrides)
+    return make_plan(sweep, grid.problems(sweep), ARMS, 1, 8 << 30)
+
+
+def test_the_split_adds_up_to_the_prediction() -> None:
+    plan = plan_of()
+    assert sum(plan.split().values()) == pytest.approx(plan.total_s)
+    assert plan.case_count == 18 * 2
+
+
+def test_a_budget_too_small_is_told_before_anything_runs() -> None:
+    assert any("raise --time-budget" in notice for notice in plan_of(time_budget_s=5.0).notices)
+    assert not plan_of(time_budget_s=3000.0).notices
+
+
+def test_a_problem_that_will_not_fit_in_memory_is_told() -> None:
+    assert any("GiB available" in notice for notice in plan_of(seq_lens=(16384,)).notices)
+
+
+def test_groups_that_take_as_long_as_predicted_use_the_budget_up_and_no_more() -> None:
+    plan = plan_of(time_budget_s=300.0)
+    budget, elapsed_s = Budget(plan), 10.0
+    for index, group in enumerate(plan.groups):
+        timing_s = budget.timing_s(index, elapsed_s)
+        assert timing_s >= group.min_timing_s * 0.999
+        elapsed_s += group.overhead_s + timing_s
+        budget.learn(index, overhead_s=group.overhead_s, timing_s=timing_s, round_count=round(timing_s / group.round_s))
+    assert elapsed_s + REPORT_S <= 303.0
+
+
+def test_a_machine_half_as_fast_gets_the_least_rounds_of_the_long_groups_reserved() -> None:
+    plan = plan_of(time_budget_s=300.0)
+    budget, elapsed_s = Budget(plan), 10.0
+    for index, group in enumerate(plan.groups):
+        timing_s = max(budget.timing_s(index, elapsed_s), 2 * group.min_timing_s)
+        elapsed_s += 2 * group.overhead_s + timing_s
+        count = max(1, round(timing_s / (2 * group.round_s)))
+        budget.learn(index, overhead_s=2 * group.overhead_s, timing_s=timing_s, round_count=count)
+    assert elapsed_s + REPORT_S <= 320.0
+
+
+def test_without_a_budget_every_group_gets_all_its_rounds() -> None:
+    sweep = grid.validate({"time_budget_s": None}, where="test")
+    plan = make_plan(sweep, grid.problems(sweep), ARMS, 1, None)
+    assert Budget(plan).timing_s(0, 1e6) == pytest.approx(plan.groups[0].full_timing_s)
