@@ -92,10 +92,10 @@ def _panel_table(panel: Panel, *, ascii_only: bool, width: int) -> "Table":
     table = Table(box=box.ASCII if ascii_only else box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, width=width)
     table.add_column(panel.x_label, justify="right", no_wrap=True)
     table.add_column("right", justify="right", no_wrap=True)
-    table.add_column("fastest", ratio=5, overflow="fold")
+    table.add_column("fastest", ratio=1, overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("smallest", ratio=4, overflow="fold")
+    table.add_column("smallest", overflow="fold")
     table.add_column("peak", justify="right", no_wrap=True)
     for x in panel.xs:
         cells = [printable(cell) for cell in _row(panel, x)]
