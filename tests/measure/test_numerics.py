@@ -145,7 +145,14 @@ def test_values_beyond_fp16_have_an_infinite_floor_and_no_warning():
 def test_the_limit_is_a_multiple_of_eager_or_three_times_the_floor():
     assert n.limits("fp32", 3e-8, 1e-6).worst_row == pytest.approx(4e-6)
     assert n.limits("fp16", 2e-4, 1e-3).worst_row == pytest.approx(2e-3)
-    assert n.limits("bf16", 2e-3, 2e-3).worst_row == pytest.approx(6e-3)
+    assert n.limits("bf16", 5e-3, 2e-3).worst_row == pytest.approx(15e-3)
+
+
+def test_an_eager_that_is_exact_by_luck_makes_no_right_output_wrong():
+    # Core, T = 5: eager was off by 1.3e-7, ONNX Runtime by 5.9e-7, both right.
+    assert n.limits("fp32", 3e-8, 1.3e-7, part="core").worst_row == pytest.approx(2.8e-6)
+    assert n.limits("fp32", 0.0, 0.0).worst_row == pytest.approx(1.76e-6)
+    assert n.limits("bf16", 2e-3, 2e-3).worst_row == pytest.approx(9.8e-3)
     assert n.limits("bf16", 2e-3, 2e-3).reason == "3 x floor"
 
 
