@@ -18,6 +18,7 @@ from attnbench.sweep.rundir import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from attnbench.interfaces import Array, Artifact
 
@@ -56,6 +57,16 @@ class Run:
             raise InputError(f"case {case_id!r} has no samples: status {row.status}, {row.reason or 'not timed'}")
         table = pd.read_parquet(path)
         return table[table["case_id"] == case_id].drop(columns="case_id").reset_index(drop=True)
+
+    def plot(self, kind: str = "latency", variant: str | None = None) -> "Figure":
+        """A matplotlib figure of the run: `latency`, `memory`, `error` or `roofline` against T.
+
+        Raises:
+            InputError: an unknown kind, or a variant that the run does not have.
+        """
+        from attnbench.report.pictures import plot
+
+        return plot(self.rows, kind, variant)
 
     @property
     def exit_code(self) -> int:
@@ -217,11 +228,10 @@ def export(
     """
     from attnbench.sweep import single
 
-    artifact, _ = single.export(
+    return single.export(
         exporter=exporter, part=part, variant=variant, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
         opset=opset, seed=seed, out=Path(out),
     )  # fmt: skip
-    return artifact
 
 
 def reference_attention(

@@ -157,7 +157,7 @@ def export(
         "num_heads": flags.parse_sizes("--num-heads", [num_heads]),
         "head_dim": flags.parse_sizes("--head-dim", [head_dim]),
         "dtype": flags.parse_choices("--dtype", [dtype], "dtype"),
-        "opset": flags.parse_sizes("--opset", [opset] if opset else None),
+        "opset": flags.parse_sizes("--opset", None if opset is None else [opset]),
     }
     arguments = {key: flags.only_one(key, values) for key, values in arguments.items()}
     arguments["seed"] = flags.parse_int("--seed", seed, minimum=0, example="0")
@@ -166,7 +166,7 @@ def export(
 
     made = api.export(**arguments)
     facts = {"path": str(made.path), "exporter": made.exporter, "opset": made.opset, "size_bytes": made.size_bytes,
-             "sha256": made.sha256, "operators": dict(made.operators)}  # fmt: skip
+             "sha256": made.sha256, "verified": made.verified, "operators": dict(made.operators)}  # fmt: skip
     say(json.dumps(facts, indent=2) if as_json else "\n".join(f"{key:12}{value}" for key, value in facts.items()))
     return 0
 

@@ -59,6 +59,7 @@ class Artifact:
     size_bytes: int  # external data included
     problem: Problem  # the example; the file serves every batch_size, q_len and kv_len
     operators: Mapping[str, int] = field(default_factory=dict)  # "domain::Op" -> how many nodes
+    verified: str = ""  # by `attnbench export`: "ort-cpu at T = 1, 5, 33", or "unverified: reason"
 
 
 @dataclass(frozen=True, kw_only=True)

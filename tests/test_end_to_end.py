@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import attnbench
+import attnbench.errors
 from attnbench.records import COLUMNS
 
 TINY = ("-s", "8,12", "--heads", "2", "--head-dim", "8", "--time-budget", "60s", "-q")
@@ -98,6 +99,29 @@ def test_the_python_api_reads_the_run(path: Path) -> None:
     assert len(samples[samples["replica"] == 0]) == timed["sample_count"]
     first = samples[samples["replica"] == 0].groupby("round")["latency_ns"].median().median() / 1e6
     assert first == pytest.approx(timed["latency_ms_median"])
+
+
+def test_a_run_can_be_plotted_from_python(path: Path) -> None:
+    figure = attnbench.open_run(path).plot("memory", variant="causal")
+    assert figure.axes
+    with pytest.raises(attnbench.errors.InputError, match="nosuch"):
+        attnbench.open_run(path).plot("nosuch")
+
+
+def test_an_exported_file_is_verified_and_runs_at_lengths_that_it_was_not_traced_at(tmp_path: Path) -> None:
+    import numpy as np
+    import onnxruntime
+
+    found = run(
+        "export", "--exporter", "onnx-attention", "--variant", "causal", "--heads", "2", "--head-dim", "8",
+        "-o", "block ü.onnx", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["verified"].endswith(" at T = 1, 5, 33")
+    assert [p.name for p in tmp_path.iterdir()] == ["block ü.onnx"]
+    session = onnxruntime.InferenceSession(tmp_path / "block ü.onnx", providers=["CPUExecutionProvider"])
+    for shape in ((1, 3, 16), (2, 70, 16)):
+        assert session.run(None, {"x": np.ones(shape, np.float32)})[0].shape == shape
 
 
 def test_the_report_is_rebuilt_from_the_records_alone(path: Path, folder: Path) -> None:

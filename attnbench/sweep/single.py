@@ -29,11 +29,8 @@ def export(
     opset: int | None,
     seed: int,
     out: Path,
-) -> tuple[Artifact, str]:
+) -> Artifact:
     """Export into a private folder, verify there, then move to `out`: a failure leaves nothing at `out`.
-
-    Returns:
-        The artifact at its place, and how it was verified.
 
     Raises:
         InputError: a wrong value or an output that cannot be written.
@@ -60,11 +57,14 @@ def export(
             runtime_probes=plugins.probe_all("runtime", runtimes),
             exporter_probes=plugins.probe_all("exporter", [exporter]),
         )  # fmt: skip
+        offered = bench.exporter_probes[exporter].traits.get("opsets", ())
+        if opset is not None and offered and opset not in offered:
+            raise InputError(f"{exporter} writes opset {', '.join(map(str, offered))}, got {opset}; name one of them")
         exported = bench.exported(grid.Arm(exporter=exporter, runtime="", opset=opset), problem)
         assert exported is not None
         artifact = artifact_from_dict(exported.artifact)
         assert artifact is not None
-        for made in artifact.path.parent.iterdir():
-            # External data keeps its name: the file refers to it by that name.
+        for made in sorted(artifact.path.parent.iterdir(), key=lambda made: made == artifact.path):
+            # External data keeps its name, which the file refers to, and goes first: the file is never without it.
             shutil.move(made, out if made == artifact.path else out.parent / made.name)
-    return replace(artifact, path=out), exported.verified
+    return replace(artifact, path=out, verified=exported.verified)
