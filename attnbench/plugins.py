@@ -305,7 +305,7 @@ def _show(kind: Kind, name: str) -> str:
 
 def _answer(fd: int, name: str, answer: "Probe") -> None:
     fields = {key: one_line(value) if isinstance(value, str) else value for key, value in asdict(answer).items()}
-    os.write(fd, json.dumps({"name": name, **fields}).encode() + b"\n")
+    os.write(fd, json.dumps({"name": name, **fields}, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def _answer_exceptions(

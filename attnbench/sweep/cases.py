@@ -69,7 +69,8 @@ class Case:
     def decide(self, status: Status, reason: str) -> None:
         """Set the status; the first decision stands."""
         if self.status is None:
-            self.status, self.reason = status, " ".join(reason.split())[:1000]
+            plain = "".join(char if char.isprintable() else " " for char in reason)
+            self.status, self.reason = status, " ".join(plain.split())[:1000]
 
     def fail(self, err: AttnbenchError, during: str = "") -> None:
         """Decide by an error: its class says the status, its message the reason."""

@@ -2,6 +2,7 @@
 
 import gc
 import hashlib
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from attnbench import plugins
-from attnbench.errors import AttnbenchError, NotRunError, UnsupportedError
+from attnbench.errors import AttnbenchError, ExportError, NotRunError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
-from attnbench.interfaces import Array, Artifact, Exporter, Runtime, Session, Settings, numpy_dtype
+from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, numpy_dtype
 from attnbench.measure import allocator, memory, numerics, roofline, timing
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
@@ -25,6 +26,12 @@ TINY_LEN = 8
 # A timed call this much faster than a call on inputs it has not seen gives remembered results.
 MEMOISED_RATIO = 5.0
 MEMOISED_MIN_NS = 200_000
+
+INF = float("inf")
+_FACT_TYPES: dict[str, Any] = {
+    "runtime_version": str, "device": str, "device_name": str, "threads": int | None, "compute_precision": str,
+    "attention_kernel": str, "kernel_evidence": str, "build_ms": int | float | None,
+}  # fmt: skip
 
 
 class WrongOutputError(AttnbenchError):
@@ -54,6 +61,8 @@ class Tasks:
         start = time.perf_counter_ns()
         artifact = plugin.export(example, opset, Path(path), seed=seed)
         export_ms = (time.perf_counter_ns() - start) / 1e6
+        if artifact.path != Path(path):
+            raise ExportError(f"exporter {exporter} was asked to write {path}, it says that it wrote {artifact.path}")
         return {"artifact": artifact_as_dict(artifact), "export_ms": export_ms}
 
     def load(
@@ -223,7 +232,7 @@ class Tasks:
     def facts(self) -> dict[str, Any]:
         """What really ran, as the session tells it."""
         assert self._session is not None
-        return asdict(self._session.facts())
+        return facts_as_dict(self._session.facts())
 
     def measure_memory(self, *, problem: dict[str, Any], static_shape: bool = False) -> dict[str, Any]:
         """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
@@ -248,15 +257,41 @@ class Tasks:
         return {"gflops_per_s": gflops_per_s, "by": by, "threads": threads}
 
 
+def facts_as_dict(facts: Facts) -> dict[str, Any]:
+    """The facts as JSON.
+
+    Raises:
+        ReadBackError: one of them is not of the kind that it must be.
+    """
+    fields = asdict(facts)
+    for name, kind in _FACT_TYPES.items():
+        value = fields[name]
+        if (
+            not isinstance(value, kind)
+            or isinstance(value, bool)
+            or (name == "build_ms" and not 0 <= (value or 0) < INF)
+        ):
+            raise ReadBackError(
+                f"facts of the runtime: {name} must be {getattr(kind, '__name__', kind)}, got {value!r}"
+            )
+    fields["detail"] = json.loads(json.dumps(fields["detail"], default=str))
+    return fields
+
+
 def artifact_as_dict(artifact: Artifact) -> dict[str, Any]:
     """The artifact as JSON, with the sha256 of the file as it is on disk.
 
     Raises:
-        AttnbenchError: the exporter's sha256 is not that of the file.
+        AttnbenchError: the exporter's sha256 is not that of the file, or the file is larger than it says.
     """
     found = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
     if artifact.sha256 != found:
         raise AttnbenchError(f"exporter {artifact.exporter} says sha256 {artifact.sha256}, the file has {found}")
+    size_bytes = artifact.path.stat().st_size
+    if type(artifact.size_bytes) is not int or artifact.size_bytes < size_bytes:
+        raise AttnbenchError(
+            f"exporter {artifact.exporter} says {artifact.size_bytes} bytes, the file has {size_bytes}"
+        )
     return {**asdict(artifact), "path": str(artifact.path), "problem": artifact.problem.as_dict()}
 
 

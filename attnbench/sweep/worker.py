@@ -43,6 +43,7 @@ def _answer(task: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> d
 
 
 def _send(fd: int, answer: dict[str, Any]) -> None:
-    blob = memoryview(json.dumps(answer).encode() + b"\n")
+    # A text that is not UTF-8 (a path, a library's message) holds surrogates, which no file of records could hold.
+    blob = memoryview(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
     while blob:
         blob = blob[os.write(fd, blob) :]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +20,7 @@ import psutil
 
 from attnbench.errors import (
     AttnbenchError,
+    ExportError,
     NotRunError,
     ReadBackError,
     UnavailableError,
@@ -28,55 +30,11 @@ from attnbench.errors import (
     WorkerOutOfMemory,
     WorkerTimeout,
 )
+from attnbench.sweep.log import Log, looks_like_oom
 
 MAX_ANSWER_BYTES = 64 << 20
-LOG_HEAD_BYTES = LOG_TAIL_BYTES = 32 << 10
 START_TIMEOUT_S = 60.0  # importing torch on a cold disk
 DEATH_TIMEOUT_S = 5.0
-
-# What allocators say when they cannot get memory (torch, ONNX Runtime, C++, OpenVINO, CUDA).
-OOM_WORDS = (
-    "can't allocate memory",
-    "std::bad_alloc",
-    "bad allocation",
-    "failed to allocate memory",
-    "not enough memory",
-    "out of memory",
-    "cannot allocate memory",
-    "unable to allocate",
-    "memoryerror",
-)
-
-
-def looks_like_oom(text: str) -> bool:
-    """Whether an error message or log is an allocator's complaint."""
-    lowered = text.lower()
-    return any(word in lowered for word in OOM_WORDS)
-
-
-class Log:
-    """What a worker printed: the first and the last 32 KiB; what is between is counted, not kept."""
-
-    def __init__(self) -> None:
-        self.head = bytearray()
-        self.tail = bytearray()
-        self.total_bytes = 0
-
-    def add(self, chunk: bytes) -> None:
-        """Take a chunk of output."""
-        self.total_bytes += len(chunk)
-        room = LOG_HEAD_BYTES - len(self.head)
-        self.head += chunk[:room]
-        self.tail += chunk[room:] if room < len(chunk) else b""
-        if len(self.tail) > 2 * LOG_TAIL_BYTES:
-            del self.tail[:-LOG_TAIL_BYTES]
-
-    def text(self) -> str:
-        """The kept output, with a line that says how much was cut."""
-        tail = self.tail[-LOG_TAIL_BYTES:]
-        cut = self.total_bytes - len(self.head) - len(tail)
-        middle = f"\n[... {cut} bytes cut ...]\n" if cut > 0 else ""
-        return self.head.decode(errors="replace") + middle + tail.decode(errors="replace")
 
 
 class ForkServer:
@@ -131,7 +89,7 @@ class ForkServer:
             self.sock.settimeout(timeout_s if timeout_s > 0 else 0.000001)
             try:
                 data = self.sock.recv(65536)
-            except TimeoutError:
+            except (TimeoutError, ConnectionError):
                 return False
             if not data:
                 return False
@@ -150,7 +108,8 @@ class ForkServer:
             self.wait_ready()
             order = json.dumps({"fork": {"memory_limit_bytes": memory_limit_bytes}}).encode()
             self.sock.settimeout(START_TIMEOUT_S)
-            socket.send_fds(self.sock, [order], list(fds))
+            with contextlib.suppress(ConnectionError):  # its end is noticed below
+                socket.send_fds(self.sock, [order], list(fds))
             deadline = time.monotonic() + START_TIMEOUT_S
             while not self._answers:
                 if not self.pump(max(0.0, deadline - time.monotonic())):
@@ -187,6 +146,10 @@ class Worker:
         child_ends = (request_read, response_write, log_write)
         try:
             self.pid = server.fork(child_ends, memory_limit_bytes)
+        except WorkerError:
+            for fd in (self._requests, self._responses, self._log_read):
+                os.close(fd)
+            raise
         finally:
             for fd in child_ends:
                 os.close(fd)
@@ -244,7 +207,7 @@ class Worker:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self.kill()
-                raise WorkerTimeout(f"no answer to {op!r} within {timeout_s:.0f} s; the worker was killed")
+                raise WorkerTimeout(f"no answer to {op!r} within {timeout_s:.3g} s; the worker was killed")
             if not self._pump(remaining) or self.pid in self.server.exits:
                 self._pump(0.0)
                 if b"\n" not in self._buffer:
@@ -346,12 +309,17 @@ class Worker:
 
 
 class ForkServers:
-    """One zygote per set of preloaded modules, all in the same environment; started when first needed."""
+    """One zygote per set of preloaded modules, all in the same environment; started when first needed.
+
+    One thread starts them all and lives as long as they: the kernel kills a zygote with the thread that made it.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = dict(env)
         self._servers: dict[tuple[str, ...], ForkServer] = {}
         self._lock = threading.Lock()
+        self._dead: list[ForkServer] = []  # replaced; closed at the end, since their last workers may still look
+        self._starter = ThreadPoolExecutor(max_workers=1)
 
     def get(self, preload: Sequence[str]) -> ForkServer:
         """The zygote that has these modules imported (it may still be importing)."""
@@ -359,7 +327,8 @@ class ForkServers:
         with self._lock:
             server = self._servers.get(key)
             if server is None or server.process.poll() is not None:
-                server = self._servers[key] = ForkServer(key, self.env)
+                self._dead += [] if server is None else [server]
+                server = self._servers[key] = self._starter.submit(ForkServer, key, self.env).result()
             return server
 
     def __enter__(self) -> "ForkServers":
@@ -368,12 +337,14 @@ class ForkServers:
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         """End every zygote and with them every worker."""
-        for server in self._servers.values():
+        for server in (*self._servers.values(), *self._dead):
             server.close()
+        self._starter.shutdown()
 
 
 _EXCEPTIONS: dict[str, type[AttnbenchError]] = {
-    c.__name__: c for c in (UnsupportedError, UnavailableError, ReadBackError, NotRunError, WorkerOutOfMemory)
+    c.__name__: c
+    for c in (UnsupportedError, UnavailableError, ReadBackError, NotRunError, ExportError, WorkerOutOfMemory)
 }
 
 

@@ -269,7 +269,31 @@ class Downgrade(Good):
             return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="bf16")
 
 
-ALL = (FirstSlow, Threads, Downgrade, Good,
+class OddFacts(Good):
+    """Tells its version as a number."""
+    name = "odd-facts"
+    class session(Session):
+        def facts(self):
+            return Facts(runtime_version=3, device="cpu", device_name="fake", threads=1, compute_precision="fp32")
+
+
+class OddWords(Good):
+    """Complains in bytes that are no text and in terminal control characters."""
+    name = "odd-words"
+    def hook(self, session):
+        raise RuntimeError("\\udcff \\x1b[31m\\x00 bad")
+
+
+class OddDetail(Good):
+    """Tells details that JSON cannot hold."""
+    name = "odd-detail"
+    class session(Session):
+        def facts(self):
+            return Facts(runtime_version="\\udcff", device="cpu", device_name="fake", threads=1,
+                         compute_precision="fp32", detail={"thing": {1, 2}})
+
+
+ALL = (OddFacts, OddWords, OddDetail, FirstSlow, Threads, Downgrade, Good,
        Sleeper, Stubborn, Grandchild, Leaver, Segfault, Killed, Printer, Exiter, HalfJson, Raiser, Oom, Hog, Nan,
        Dtype, Cached, Ahead, Memo, View, Refuser, Late)
 '''

@@ -18,6 +18,7 @@ Found = dict[str, Record]
 BAD = (
     "sleeper", "stubborn", "grandchild", "leaver", "segfault", "killed", "printer", "exiter", "half-json", "raiser",
     "nan", "dtype", "cached", "ahead", "memo", "view", "refuser", "late", "threads", "downgrade", "first-slow",
+    "odd-facts", "odd-words", "odd-detail",
 )  # fmt: skip
 
 
@@ -52,6 +53,14 @@ def found(installed: None, run_path: Path) -> Found:
 
 def orphans() -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if "ATTNBENCH_ORPHAN" in " ".join(p.info["cmdline"] or [])]
+
+
+def test_odd_facts_and_words_of_a_runtime_cost_one_record(found: Found) -> None:
+    assert found["odd-facts 16"].status == "error"
+    assert "runtime_version must be str, got 3" in found["odd-facts 16"].reason
+    assert (found["odd-words 16"].status, found["odd-words 16"].reason) == ("error", "RuntimeError: ? [31m bad")
+    assert found["odd-detail 16"].status == "ok"
+    assert (found["odd-detail 16"].runtime_version, found["odd-detail 16"].facts) == ("?", {"thing": "{1, 2}"})
 
 
 def test_every_case_yields_one_record(found: Found) -> None:

@@ -1,0 +1,42 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from attnbench.errors import WorkerError
+from attnbench.measure import environment
+from attnbench.sweep.bench import ALWAYS_PRELOADED
+from attnbench.sweep.workers import ForkServer, ForkServers, Worker
+
+
+@pytest.fixture
+def servers() -> Iterator[ForkServers]:
+    env, _ = environment.scrubbed_environment(1)
+    with ForkServers(env) as found:
+        yield found
+
+
+def test_a_forkserver_outlives_the_thread_that_asked_for_it(servers: ForkServers) -> None:
+    made: list[ForkServer] = []
+
+    def ask() -> None:
+        made.append(servers.get(ALWAYS_PRELOADED))
+        made[0].wait_ready()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    for _ in range(2):
+        with Worker(made[0]) as worker:
+            assert worker.ask("ping", timeout_s=30.0) == {}
+
+
+def test_a_dead_forkserver_is_a_worker_error_and_the_next_one_is_new(servers: ForkServers) -> None:
+    server = servers.get(ALWAYS_PRELOADED)
+    server.wait_ready()
+    server.process.kill()
+    server.process.wait()
+    with pytest.raises(WorkerError, match="forkserver is gone"):
+        Worker(server)
+    with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
+        assert worker.ask("ping", timeout_s=30.0) == {}
