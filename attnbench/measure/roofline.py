@@ -33,13 +33,15 @@ class Candidate:
 def flops(problem: Problem) -> int:
     """Floating-point operations: 4 B H q_len kv_len D for attention, half of that for causal, plus the projections.
 
+    Causal with q_len != kv_len (top-left): the triangle of the shorter length, and whole rows below it.
     A multiply-add counts 2. Softmax is not counted. The block projects q and output over q_len, k and v over kv_len.
     """
     p = problem
-    attention = 4 * p.batch_size * p.num_heads * p.q_len * p.kv_len * p.head_dim
+    pairs: float = p.q_len * p.kv_len
     if p.mask != "none":
-        attention //= 2
-    return attention + projection_flops(problem)
+        short = min(p.q_len, p.kv_len)
+        pairs = short * short / 2 + (p.q_len - short) * p.kv_len
+    return int(4 * p.batch_size * p.num_heads * pairs * p.head_dim) + projection_flops(problem)
 
 
 def projection_flops(problem: Problem) -> int:

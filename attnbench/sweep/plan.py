@@ -118,7 +118,7 @@ def call_s(problem: Problem, runtime: str, threads: int) -> float:
     if runtime == "null":
         return CALL_OVERHEAD_S
     # Most runtimes compute the whole square of a causal problem.
-    whole = problem if runtime == "torch-sdpa" or problem.variant != "causal" else replace(problem, variant="self")
+    whole = problem if runtime == "torch-sdpa" or problem.variant != "causal" else replace(problem, variant="cross")
     seconds: float = roofline.flops(whole) / (GFLOPS_PER_THREAD[problem.dtype] * threads**0.9 * 1e9)
     if runtime == "torch-eager":
         seconds += EAGER_PASSES[problem.mask] * problem.score_bytes() / EAGER_BYTES_PER_S

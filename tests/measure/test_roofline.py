@@ -21,6 +21,12 @@ def test_causal_attention_counts_half():
     assert r.flops(causal) * 2 == r.flops(full)
 
 
+@pytest.mark.parametrize(("q_len", "kv_len", "pairs"), [(4, 16, 4 * 4 / 2), (16, 4, 4 * 4 / 2 + 12 * 4)])
+def test_causal_attention_of_two_lengths_counts_the_triangle_and_the_whole_rows(q_len, kv_len, pairs):
+    problem = Problem.make(part="core", variant="causal", seq_len=q_len, kv_len=kv_len, num_heads=3, head_dim=8)
+    assert r.flops(problem) == 4 * 3 * pairs * 8
+
+
 def test_a_cross_block_projects_queries_and_context_at_their_own_lengths():
     problem = Problem.make(variant="cross", seq_len=10, kv_len=4, num_heads=2, head_dim=8)
     attention = 4 * 2 * 10 * 4 * 8

@@ -1,7 +1,8 @@
 import pytest
 
+from attnbench.problem import Problem
 from attnbench.sweep import grid
-from attnbench.sweep.plan import REPORT_S, Budget, Plan, make_plan
+from attnbench.sweep.plan import REPORT_S, Budget, Plan, call_s, make_plan
 
 ARMS = [grid.Arm(exporter="torch", runtime="torch-sdpa"), grid.Arm(exporter="onnx-attention", runtime="ort-cpu")]
 
@@ -52,3 +53,9 @@ def test_without_a_budget_every_group_gets_all_its_rounds() -> None:
     sweep = grid.validate({"time_budget_s": None}, where="test")
     plan = make_plan(sweep, grid.problems(sweep), ARMS, 1, None)
     assert Budget(plan).timing_s(0, 1e6) == pytest.approx(plan.groups[0].full_timing_s)
+
+
+def test_a_causal_core_of_two_lengths_is_planned_as_its_whole_rectangle() -> None:
+    problem = Problem.make(part="core", variant="causal", seq_len=8, kv_len=4)
+    whole = Problem.make(part="core", variant="cross", seq_len=8, kv_len=4)
+    assert call_s(problem, "ort-cpu", 1) == call_s(whole, "ort-cpu", 1) > call_s(problem, "torch-sdpa", 1)
