@@ -156,6 +156,10 @@ def parse_file_out(flag: str, text: str) -> Path:
     path = _path(flag, text)
     if path.is_dir():
         raise InputError(f"{flag} must be a file, but {text!r} is a folder; name a file such as attention.onnx in it")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{flag} must be a file, but {text!r} is a device or pipe; name a file such as attention.onnx")
+    if text.endswith("/"):
+        raise InputError(f"{flag} must be a file, got {text!r}; leave the last / out")
     if not path.parent.is_dir():
         raise InputError(f"{flag} must lie in a folder that exists, got {text!r}; make the folder first")
     _check_writable(flag, text, path.parent)

@@ -71,7 +71,8 @@ class Problem:
         self._refuse_impossible_size()
 
     def _refuse_impossible_size(self) -> None:
-        for name, shape in (*self.input_shapes().items(), (OUTPUT_NAME, self.output_shape())):
+        weight = (self.embed_dim, self.embed_dim) if self.part == "block" else ()
+        for name, shape in (*self.input_shapes().items(), (OUTPUT_NAME, self.output_shape()), ("a weight", weight)):
             size = DTYPE_BYTES[self.dtype]
             for n in shape:
                 size *= n

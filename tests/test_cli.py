@@ -291,6 +291,7 @@ def test_export_passes_one_problem_on(
             size_bytes=12,
             sha256="ab",
             operators={"Attention": 1},
+            verified="ort-cpu at T = 1, 5, 33",
         )
 
     monkeypatch.setattr(api, "export", export)
@@ -312,6 +313,9 @@ def test_export_passes_one_problem_on(
         ("--exporter onnx-contrib", "Missing option"),
         ("--exporter nope -o x.onnx", "no exporter 'nope'"),
         ("--exporter onnx-contrib -o .", "--out must be a file"),
+        ("--exporter onnx-contrib -o /dev/null", "is a device or pipe"),
+        ("--exporter onnx-contrib -o x.onnx/", "leave the last / out"),
+        ("--exporter onnx-contrib -o x.onnx --opset=", "--opset must be values"),
         ("--exporter onnx-contrib -o no/such/x.onnx", "a folder that exists"),
         ("--exporter onnx-contrib,onnx-attention -o x.onnx", "--exporter takes one value, got 2"),
         ("--exporter onnx-contrib -o x.onnx --num-heads 4,8", "--num-heads takes one value, got 2"),

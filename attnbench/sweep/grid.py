@@ -4,12 +4,12 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from attnbench.errors import InputError
 from attnbench.problem import DType, Part, Problem, Variant, digest
@@ -19,6 +19,7 @@ DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
 DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
+MAX_SIZE_BYTES = 1 << 63  # of a memory limit, as the kernel counts it
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
 
@@ -68,32 +69,53 @@ class Sweep(BaseModel):
             raise ValueError("is empty; name at least one value")
         return values
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name != "oom_skip" and True in [type(v) is bool for v in _as_list(value)]:
+            raise ValueError("must not be true or false; write a number or a name")
+        return value
+
+    @field_validator("name", mode="after")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not value.strip() or "/" in value or not value.isprintable():
+            raise ValueError("must be the name of a folder, without / and control characters; rename the sweep")
+        return value
+
+    @field_validator("opset", mode="after")
+    @classmethod
+    def _opset(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if min(values, default=1) < 1:
+            raise ValueError("must be at least 1; name one such as 23")
+        return values
+
     @field_validator("threads", mode="after")
     @classmethod
     def _threads(cls, value: int | None) -> int | None:
         if value is not None and not 1 <= value <= 4096:
-            raise ValueError(f"must be between 1 and 4096, got {value}")
+            raise ValueError("must be between 1 and 4096")
         return value
 
     @field_validator("seed", mode="after")
     @classmethod
     def _seed(cls, value: int) -> int:
         if not 0 <= value < 2**63:
-            raise ValueError(f"must be between 0 and 2^63 - 1, got {value}")
+            raise ValueError("must be between 0 and 2^63 - 1")
         return value
 
     @field_validator("time_budget_s", "timeout_s", mode="after")
     @classmethod
     def _positive(cls, value: float | None) -> float | None:
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"must be a finite number of seconds above 0, got {value}")
+            raise ValueError("must be a finite number of seconds above 0")
         return value
 
     @field_validator("memory_limit_bytes", mode="after")
     @classmethod
     def _memory(cls, value: int | None) -> int | None:
-        if value is not None and value < 256 << 20:
-            raise ValueError(f"must be at least 256MiB (a worker with torch loaded needs that), got {value} bytes")
+        if value is not None and not 256 << 20 <= value < MAX_SIZE_BYTES:
+            raise ValueError("must be at least 256MiB (a worker with torch loaded needs that), below 8EiB, in bytes")
         return value
 
 
@@ -126,7 +148,10 @@ def parse_size(text: str | int) -> int:
     unit = match[2].lower() if match else None
     if match is None or unit not in _UNITS:
         raise InputError(f"a size is a number with a unit such as 512MiB or 8GiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[unit])
+    size = float(match[1]) * _UNITS[unit]
+    if size >= MAX_SIZE_BYTES:
+        raise InputError(f"a size must be below 8 EiB, got {text!r}; leave it out for no limit")
+    return int(size)
 
 
 def parse_duration(text: str | float) -> float:
@@ -177,6 +202,10 @@ def _read_toml(name: str) -> dict[str, Any]:
         raise InputError(f"{name!r} is not TOML: {err}") from err
 
 
+def _as_list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in fields.items():
@@ -186,14 +215,20 @@ def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise InputError(f"{where}: no key {key!r}; known: {', '.join(Sweep.model_fields)}{nearest(key, known)}")
         if target in result:
             raise InputError(f"{where}: {target!r} is given twice ({key!r} is another name for it); keep one")
-        if isinstance(value, str) and target in ("time_budget_s", "timeout_s"):
-            value = parse_duration(value)
-        elif isinstance(value, str) and target == "memory_limit_bytes":
-            value = parse_size(value)
+        if isinstance(value, str) and target in _PARSERS:
+            try:
+                value = _PARSERS[target](value)
+            except InputError as err:
+                raise InputError(f"{where}: {key}: {err}") from err
         elif target != "mask" and isinstance(value, str | int) and _is_list(target) and not isinstance(value, bool):
             value = (value,)
         result[target] = value
     return result
+
+
+_PARSERS: dict[str, Callable[[str], float]] = {
+    "time_budget_s": parse_duration, "timeout_s": parse_duration, "memory_limit_bytes": parse_size,
+}  # fmt: skip
 
 
 def _is_list(field: str) -> bool:

@@ -93,6 +93,14 @@ def test_a_single_value_in_a_file_needs_no_brackets(tmp_path: Path) -> None:
         ("heads = [1]\nnum_heads = [2]", "given twice"),
         ("[table", "is not TOML"),
         ("oom_skip = 3", "oom_skip"),
+        ("seq_lens = [true]", "seq_lens must not be true or false"),
+        ("threads = true", "threads must not be true or false"),
+        ("opset = [0]", "opset must be at least 1"),
+        ('name = "../elsewhere"', "name must be the name of a folder, without /"),
+        ('name = "a\\nb"', "name must be the name of a folder"),
+        ('timeout = "soon"', "timeout: a duration is a number"),
+        ('memory_limit = "9999999999TiB"', "memory_limit: a size must be below 8 EiB"),
+        ("head_dims = [1000000]", r"a weight of shape \(8000000, 8000000\) would need"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
@@ -101,6 +109,11 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path: Path, text: str, word
     with pytest.raises(InputError, match=words) as found:
         grid.resolve(path, {})
     assert "\n" not in str(found.value)
+
+
+def test_a_size_with_too_many_digits_is_refused() -> None:
+    with pytest.raises(InputError, match="below 8 EiB"):
+        grid.parse_size("9" * 400)
 
 
 def test_an_unknown_sweep_names_the_nearest() -> None:
