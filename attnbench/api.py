@@ -138,8 +138,9 @@ def bench(
         on_plan(prepared.plan)
     run_dir = RunDirectory.create(Path(out) if out is not None else _new_path(prepared.sweep.name))
     command = command or shlex.join(sys.argv)
-    outcome = runner.run(prepared, run_dir, command=command, progress=progress or Silent())
-    return _report(outcome.run_dir)
+    with run_dir.exclusive():
+        runner.run(prepared, run_dir, command=command, progress=progress or Silent())
+        return _report(run_dir)
 
 
 def plan(sweep: str | Path | None = None, **flags: Any) -> Plan:
@@ -165,8 +166,9 @@ def _resume(path: Path, given: Mapping[str, Any], time_budget_s: float | None, p
     run_dir, prepared = runner.resume(path, time_budget_s=time_budget_s)
     if on_plan is not None:
         on_plan(prepared.plan)
-    outcome = runner.run(prepared, run_dir, command="", progress=progress, resumed=True)
-    return _report(outcome.run_dir)
+    with run_dir.exclusive():
+        runner.run(prepared, run_dir, command="", progress=progress, resumed=True)
+        return _report(run_dir)
 
 
 def _new_path(name: str) -> Path:

@@ -1,9 +1,11 @@
 """A run directory: one manifest, records that are only ever appended whole, samples per problem group."""
 
+import contextlib
+import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,28 @@ class RunDirectory:
         if not (path / MANIFEST).is_file():
             raise RecordsError(f"{str(path)!r} has no {MANIFEST}; name a run directory of attnbench")
         return cls(path)
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Nobody else runs in this directory meanwhile; the lock ends with the process, however that ends.
+
+        Raises:
+            InputError: another process is running in it.
+        """
+        fd = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            os.close(fd)
+            raise InputError(
+                f"{str(self.path)!r} is being written by another attnbench process; wait for it or end it first"
+            ) from err
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            os.close(fd)
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest.

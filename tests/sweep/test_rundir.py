@@ -90,6 +90,14 @@ def test_a_line_torn_at_any_byte_is_dropped_with_a_notice(whole_run: Path, tmp_p
         assert "torn" in notices[0]
 
 
+def test_two_processes_never_run_in_one_directory(copied: Path) -> None:
+    before = (copied / "records.jsonl").read_text()
+    with RunDirectory.open(copied).exclusive(), pytest.raises(InputError, match="by another attnbench process"):
+        api.bench(resume=copied)
+    assert (copied / "records.jsonl").read_text() == before
+    assert len(api.bench(resume=copied).rows) == 8
+
+
 def test_a_damaged_line_before_the_last_is_refused(copied: Path) -> None:
     lines = (copied / "records.jsonl").read_text().splitlines(keepends=True)
     (copied / "records.jsonl").write_text("".join([lines[0], "{half\n", *lines[2:]]))
