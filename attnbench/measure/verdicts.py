@@ -49,11 +49,13 @@ def judge(records: list[Record]) -> tuple[list[Record], NoiseFloor]:
 def with_peak_fraction(records: Iterable[Record], machine_peak: Mapping[str, Mapping[str, Any]]) -> list[Record]:
     """Fill `peak_fraction` and the flag `beats_roofline` from the run's machine peak per dtype (GFLOP/s).
 
-    Done on reading, since the peak is the best of the run's start and end.
+    The bound is the faster of the problem's dtype and fp32: a runtime may compute fp16 in fp32, which is legal and, on
+    a CPU without fp16 arithmetic, far faster. Done on reading, since the peak is the best of the run's start and end.
     """
     found = []
     for record in records:
-        peak = machine_peak.get(record.dtype, {}).get("gflops_per_s")
+        known = [machine_peak[dtype]["gflops_per_s"] for dtype in (record.dtype, "fp32") if dtype in machine_peak]
+        peak = max(known, default=None)
         fraction = None
         if record.gflops_per_s is not None and record.runtime != "null":
             fraction = roofline.peak_fraction(record.gflops_per_s, peak)

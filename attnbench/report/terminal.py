@@ -109,9 +109,11 @@ def _row(panel: Panel, x: int) -> tuple[str, ...]:
     """Cells of one T; empty where nothing is known."""
     names = {id(r): arm for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None}
     right = panel.ok_at(x)
-    count = f"{len(right)}/{len(names)}"
+    cells = [panel.cells.get((arm, x)) for arm in panel.arms]
+    answered = sum(r is not None and r.status in ("ok", "mismatch") for r in cells)
+    count = f"{len(right)}/{answered}" if answered else ""
     if not right:
-        return (str(x), count, "nothing", "", "", "", "")
+        return (str(x), count, "none is right" if answered else "none ran", "", "", "", "")
     fastest = [r for r in right if r.fastest]
     shown = fastest or right[:1]
     arms = ", ".join(short_arm(names[id(r)]) for r in shown)

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench import __version__, plugins
 from attnbench.errors import AttnbenchError, InputError, RecordsError
 from attnbench.interfaces import Probe
-from attnbench.measure import allocator, environment, memory
+from attnbench.measure import environment, memory
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
 from attnbench.sweep import grid, rows
@@ -106,21 +106,21 @@ def run(
     manifest["environment"] |= {
         "removed_from_workers": removed,
         "timing_cpus": environment.timing_cpus(prepared.plan.threads),
-        "timing_allocator": allocator.keep_heap(),
     }
     interrupted = False
     with ForkServers(env) as servers, _terminate_is_interrupt():
         bench = Bench(
             sweep=prepared.sweep, threads=prepared.plan.threads, arms=prepared.arms,
             runtime_probes=prepared.runtime_probes, exporter_probes=prepared.exporter_probes,
-            run_dir=run_dir, servers=servers, run_id=manifest["run_id"],
+            run_dir=run_dir, servers=servers, run_id=manifest["run_id"], peaks=dict(manifest["machine_peak"]),
         )  # fmt: skip
         progress.start(prepared.plan.total_s)
         try:
-            _measure_machine(bench, manifest, prepared.problems, progress)
-            _run_groups(bench, prepared, done, manifest, progress, start)
-            # A busy moment at the start must not make every arm beat the roofline: the better of two counts.
-            bench.measure_peaks(list(bench.peaks), PEAK_SECONDS)
+            if len(done) < prepared.plan.case_count:
+                _measure_machine(bench, manifest, prepared.problems, progress)
+                _run_groups(bench, prepared, done, manifest, progress, start)
+                # A busy moment at the start must not make every arm beat the roofline: the better of two counts.
+                bench.measure_peaks(list(bench.peaks), PEAK_SECONDS)
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -217,30 +217,31 @@ def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[
                 bench.server(kind, name)  # type: ignore[arg-type]  # starts importing while the rest goes on
     progress.say("harness overhead")
     try:
-        manifest["harness_ns"] = _harness_ns(bench, problems[0])
+        manifest["harness_ns"], manifest["environment"]["timing_allocator"] = _harness_ns(bench, problems[0])
     except AttnbenchError as err:
         manifest["notices"].append(f"the harness's own cost was not measured: {err}")
     progress.say("machine peak")
-    manifest["notices"] += bench.measure_peaks(dict.fromkeys(p.dtype for p in problems), PEAK_SECONDS)
+    manifest["notices"] += bench.measure_peaks(dict.fromkeys(["fp32", *(p.dtype for p in problems)]), PEAK_SECONDS)
     manifest["machine_peak"] = bench.peaks
     bench.run_dir.write_manifest(manifest)
 
 
-def _harness_ns(bench: Bench, problem: Problem) -> float:
-    """Median time of a call that does nothing, in nanoseconds."""
+def _harness_ns(bench: Bench, problem: Problem) -> tuple[float, str]:
+    """Median time of a call that does nothing, in nanoseconds, and the state of a timed worker's allocator."""
     with bench.worker(bench.servers.get(ALWAYS_PRELOADED), "null") as worker:
-        worker.ask(
+        loaded = worker.ask(
             "load",
             timeout_s=60.0,
             runtime="null",
             problem=problem.as_dict(),
             artifact=None,
             settings=bench.settings(),
+            purpose="time",
         )
         worker.ask("bind", timeout_s=60.0, problem=problem.as_dict())
         worker.ask("warm_up", timeout_s=60.0)
         visits = [ParkedArm(worker=worker, timeout_s=60.0).visit(drop=5, keep=1000) for _ in range(3)]
-    return statistics.median(visit.median_ns for visit in visits)
+    return statistics.median(visit.median_ns for visit in visits), loaded["allocator"]
 
 
 def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, resumed: bool) -> dict[str, Any]:

@@ -127,6 +127,14 @@ def test_the_fraction_of_peak_is_filled_on_reading_and_flags_the_impossible(gflo
     assert found.flags == flags
 
 
+def test_an_fp16_problem_may_be_computed_in_fp32_without_beating_the_roofline():
+    record = _record("arm", gflops_per_s=90.0, dtype="fp16")
+    peaks = {"fp16": {"gflops_per_s": 3.2}, "fp32": {"gflops_per_s": 100.0}}
+    found = with_peak_fraction([record], peaks)[0]
+    assert found.peak_fraction == pytest.approx(0.9)
+    assert found.flags == []
+
+
 def test_without_a_machine_peak_the_fraction_is_empty_with_a_reason():
     found = with_peak_fraction([_record("arm", gflops_per_s=50.0)], {})[0]
     assert found.peak_fraction is None
