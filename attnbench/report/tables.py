@@ -138,13 +138,17 @@ def merge_samples(folder: Path, path: Path, problem_ids: Iterable[str]) -> list[
     def write(temporary: Path) -> None:
         with pq.ParquetWriter(temporary, schema) as writer:
             for file in files:
-                try:
-                    for batch in _sample_batches(file, schema):
-                        writer.write_batch(batch)
-                except (pa.ArrowException, KeyError, OSError) as err:
-                    problems.append(
-                        f"{file.name}: cannot be read ({str(err).splitlines()[0]}); its samples are left out"
-                    )
+                batches = iter(_sample_batches(file, schema))
+                while True:
+                    try:
+                        batch = next(batches, None)
+                    except (pa.ArrowException, KeyError, OSError) as err:
+                        why = str(err).splitlines()[0]
+                        problems.append(f"{file.name}: cannot be read ({why}); its samples are left out")
+                        break
+                    if batch is None:
+                        break
+                    writer.write_batch(batch)  # outside the try: a full disk is no fault of the file that is read
 
     if files:
         write_atomically(path, write)
