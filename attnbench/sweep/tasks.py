@@ -74,7 +74,9 @@ class Tasks:
         settings: dict[str, Any],
         purpose: str | None = None,
     ) -> dict[str, Any]:
-        """Load what is needed to run the problem; {"load_ms": ..., "allocator": ...}. purpose: "time" or "memory" will be measured.
+        """Load what is needed to run the problem; {"load_ms": ..., "allocator": what was set for the purpose}.
+
+        purpose: "time" or "memory", if that will be measured.
 
         Raises:
             UnsupportedError: the runtime says that it cannot.
@@ -86,8 +88,9 @@ class Tasks:
         if not support.ok:
             raise UnsupportedError(support.reason)
         self._seed = wanted.seed
-        heap = {"time": allocator.keep_heap, "memory": allocator.exact_heap, None: lambda: "as the system has it"}
-        state = heap[purpose]()
+        state = ""
+        if purpose is not None:
+            state = {"time": allocator.keep_heap, "memory": allocator.exact_heap}[purpose]()
         start = time.perf_counter_ns()
         self._session = self._stack.enter_context(plugin.load(target, file, wanted))
         return {"load_ms": (time.perf_counter_ns() - start) / 1e6, "allocator": state}

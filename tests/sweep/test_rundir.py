@@ -242,3 +242,11 @@ def test_a_file_where_the_folder_should_be_is_refused(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(InputError, match="cannot write the run"):
         RunDirectory.create(path)
+
+
+def test_resuming_a_finished_run_measures_nothing_again(copied: Path) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["machine_peak"] = {"fp32": {"gflops_per_s": 12345.0, "by": "test", "threads": 1}}
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    finish(copied)
+    assert json.loads((copied / "manifest.json").read_text())["machine_peak"]["fp32"]["gflops_per_s"] == 12345.0
