@@ -97,6 +97,18 @@ def test_a_torn_samples_file_costs_its_own_samples_and_is_named(tmp_path, lab):
     assert pq.read_table(tmp_path / "samples.parquet").num_rows == 8 * 3 * 4
 
 
+def test_a_full_disk_is_no_fault_of_the_samples_read_and_leaves_nothing(tmp_path, lab, monkeypatch):
+    def full(writer, batch):
+        raise OSError(28, "No space left on device")
+
+    records = lab.default_records(variants=("self",), seq_lens=(128,))
+    lab.write_samples(tmp_path / "samples", records, rounds=3, calls=4)
+    monkeypatch.setattr(pq.ParquetWriter, "write_batch", full)
+    with pytest.raises(OSError, match="No space left"):
+        tables.merge_samples(tmp_path / "samples", tmp_path / "samples.parquet", {r.problem_id for r in records})
+    assert [path.name for path in tmp_path.iterdir()] == ["samples"]
+
+
 def test_without_samples_nothing_is_written(tmp_path):
     assert tables.merge_samples(tmp_path / "samples", tmp_path / "samples.parquet", {"a"}) == []
     assert not (tmp_path / "samples.parquet").exists()
