@@ -1,5 +1,6 @@
 """The front door for Python: what the command line does, as functions that return what was measured."""
 
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ class Run:
     rows: list[Record]
     manifest: Mapping[str, Any]
     notices: list[str] = field(default_factory=list)
+    is_reported: bool = True  # False: records.csv or report.html could not be written; `notices` say why
 
     @property
     def records(self) -> "pd.DataFrame":
@@ -70,9 +72,11 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """0 all decided; 1 something failed or a required arm is not ok; 3 nothing measured; 130 interrupted."""
+        """0 decided; 1 a failure, a required arm not ok, or no report; 3 nothing measured; 130 interrupted."""
         if self.manifest["interrupted"]:
             return 130
+        if not self.is_reported:
+            return 1
         sweep = self.manifest["sweep"]
         named = {r.runtime for r in self.rows if r.runtime in sweep["runtimes"] and r.status == "unavailable"}
         if named or not any(r.status in ("ok", "mismatch", "compiled") for r in self.rows):
@@ -172,7 +176,8 @@ def _resume(path: Path, given: Mapping[str, Any], time_budget_s: float | None, p
 
 
 def _new_path(name: str) -> Path:
-    return RESULTS / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    path = RESULTS / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    return path if not path.exists() else path.with_name(f"{path.name}-{secrets.token_hex(2)}")
 
 
 def open_run(path: str | Path) -> Run:
@@ -207,7 +212,13 @@ def _report(run_dir: RunDirectory) -> Run:
     run = open_run(run_dir.path)
     run_dir.write_manifest(run.manifest)
     files = build_report(run.path, run.rows, dict(run.manifest), [*run.manifest.get("notices", []), *run.notices])
-    return Run(path=run.path, rows=run.rows, manifest=run.manifest, notices=[*run.notices, *files.problems])
+    return Run(
+        path=run.path,
+        rows=run.rows,
+        manifest=run.manifest,
+        notices=[*run.notices, *files.problems],
+        is_reported=files.csv is not None and files.html is not None,
+    )
 
 
 def export(

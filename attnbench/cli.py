@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -279,6 +280,9 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    # A batch system's stop is an interrupt at every stage: what is finished is kept, the exit code is 130.
+    with suppress(ValueError):  # not the main thread: the caller owns the signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(
             args=argv or ["--help"], prog_name="attnbench", standalone_mode=False, obj=shlex.join(["attnbench", *argv])

@@ -73,7 +73,10 @@ def run_text(run: "Run", *, width: int, color: bool, encoding: str) -> str:
     console.print(summary(run.rows, run.manifest, width))
     counts = ", ".join(f"{count} {status}" for status, count in _statuses(run).items()) or "none"
     lines = [line.rstrip() for line in page.getvalue().splitlines()]
-    lines += [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices), f"report: {run.path / 'report.html'}"]
+    lines += [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices)]
+    lines.append(
+        f"report: {run.path / 'report.html'}" if run.is_reported else f"no report in {run.path}: see the notes"
+    )
     return "\n".join(lines)
 
 

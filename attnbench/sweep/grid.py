@@ -111,6 +111,13 @@ class Sweep(BaseModel):
             raise ValueError("must be a finite number of seconds above 0")
         return value
 
+    @field_validator("timeout_s", mode="after")
+    @classmethod
+    def _enough(cls, value: float) -> float:
+        if value < 0.1:
+            raise ValueError("must be at least 0.1s: a worker needs that to answer at all")
+        return value
+
     @field_validator("memory_limit_bytes", mode="after")
     @classmethod
     def _memory(cls, value: int | None) -> int | None:

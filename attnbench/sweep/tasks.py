@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from attnbench import plugins
-from attnbench.errors import AttnbenchError, ExportError, NotRunError, ReadBackError, UnsupportedError
+from attnbench.errors import AttnbenchError, ExportError, NotRunError, PluginError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
-from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, numpy_dtype
+from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, Support, numpy_dtype
 from attnbench.measure import allocator, memory, numerics, roofline, timing
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
@@ -55,9 +55,7 @@ class Tasks:
         """Write one artifact; {"artifact": ..., "export_ms": ...}."""
         plugin: Exporter = plugins.load_exporter(exporter)
         example = Problem.from_dict(problem)
-        support = plugin.supports(example, opset)
-        if not support.ok:
-            raise UnsupportedError(support.reason)
+        _require(plugin.supports(example, opset))
         start = time.perf_counter_ns()
         artifact = plugin.export(example, opset, Path(path), seed=seed)
         export_ms = (time.perf_counter_ns() - start) / 1e6
@@ -84,9 +82,7 @@ class Tasks:
         plugin: Runtime = plugins.load_runtime(runtime)
         target, file = Problem.from_dict(problem), artifact_from_dict(artifact)
         wanted = Settings(**settings)
-        support = plugin.supports(target, file)
-        if not support.ok:
-            raise UnsupportedError(support.reason)
+        _require(plugin.supports(target, file))
         self._seed = wanted.seed
         state = ""
         if purpose is not None:
@@ -279,6 +275,19 @@ def facts_as_dict(facts: Facts) -> dict[str, Any]:
             )
     fields["detail"] = json.loads(json.dumps(fields["detail"], default=str))
     return fields
+
+
+def _require(support: object) -> None:
+    """Go on only with a yes.
+
+    Raises:
+        UnsupportedError: a no, with its reason.
+        PluginError: the plug-in gave something else than a `Support`.
+    """
+    if not isinstance(support, Support):
+        raise PluginError(f"supports() gave {support!r} instead of an attnbench.interfaces.Support")
+    if not support.ok:
+        raise UnsupportedError(support.reason or "the plug-in gives no reason")
 
 
 def artifact_as_dict(artifact: Artifact) -> dict[str, Any]:

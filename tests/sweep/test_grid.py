@@ -89,6 +89,7 @@ def test_a_single_value_in_a_file_needs_no_brackets(tmp_path: Path) -> None:
         ('memory_limit = "lots"', "a size is a number"),
         ("memory_limit = 1", "at least 256MiB"),
         ("timeout = -1", "above 0"),
+        ('timeout = "0.001s"', "at least 0.1s"),
         ("seed = -1", "between 0"),
         ("heads = [1]\nnum_heads = [2]", "given twice"),
         ("[table", "is not TOML"),
