@@ -49,7 +49,9 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def bench(**arguments: Any) -> SimpleNamespace:
         seen.update(arguments)
         rows = [record("ok", 128), record("mismatch", 512), record("ok", 1024)]
-        return SimpleNamespace(path=Path("results/x"), rows=rows, manifest={}, notices=["look here"], exit_code=1)
+        return SimpleNamespace(
+            path=Path("results/x"), rows=rows, manifest={}, notices=["look here"], exit_code=1, is_reported=True
+        )
 
     def plan(**arguments: Any) -> None:
         seen.update(arguments)
@@ -338,7 +340,9 @@ def test_report_rebuilds_a_run_and_shows_it(
 
     def rebuild(path: Path) -> SimpleNamespace:
         rebuilt.append(path)
-        return SimpleNamespace(path=path, rows=[record("timeout", 128)], manifest={}, notices=[], exit_code=1)
+        return SimpleNamespace(
+            path=path, rows=[record("timeout", 128)], manifest={}, notices=[], exit_code=1, is_reported=True
+        )
 
     monkeypatch.setattr(api, "rebuild_report", rebuild)
     code, out, _ = run("report", str(tmp_path))
