@@ -22,7 +22,8 @@ TASKS = "attnbench.sweep.tasks"
 TORCH = ("torch", "attnbench.torch_model", TASKS)
 RUNTIME = "torch-sdpa"
 TRIALS = 60
-TRIAL_ROUNDS = 20
+TRIAL_ROUNDS = 28
+KNOWN_ROUNDS = 60
 AA_PROBLEM = Problem.make(seq_len=512)
 SHORT_PROBLEM = Problem.make(seq_len=128)
 ORACLE_PROBLEM = Problem.make(seq_len=4096)
@@ -117,11 +118,11 @@ def _loaded(servers: ForkServers, problem: Problem) -> Worker:
     return worker
 
 
-def _compare(lanes: list[rounds.Lane], seed: int) -> tuple[stats.Ratio, bool]:
-    """A fresh comparison of two parked lanes over twenty rounds, and whether it was contended."""
+def _compare(lanes: list[rounds.Lane], seed: int, count: int) -> tuple[stats.Ratio, bool]:
+    """A fresh comparison of two parked lanes over about `count` rounds, and whether it was contended."""
     fresh = [rounds.Lane(arm=lane.arm, parked=lane.parked, call_s=lane.call_s) for lane in lanes]
     round_s = sum(rounds.predicted_visit_s(lane.call_s) for lane in fresh)
-    rounds.run_rounds(fresh, rng=random.Random(seed), threads=1, budget_s=round_s * (TRIAL_ROUNDS - 0.5))
+    rounds.run_rounds(fresh, rng=random.Random(seed), threads=1, budget_s=round_s * (count - 0.5))
     found = rounds.ratio_of(fresh, fresh[1])
     if found is None:
         raise AttnbenchError("a worker of the self-test failed while it was timed")
@@ -131,7 +132,7 @@ def _compare(lanes: list[rounds.Lane], seed: int) -> tuple[stats.Ratio, bool]:
 def _same_code(servers: ForkServers) -> list[Check]:
     """A/A: two workers that run the same code, compared again and again."""
     with _parked(servers, AA_PROBLEM, 1, 1) as lanes:
-        trials = [_compare(lanes, seed) for seed in range(TRIALS)]
+        trials = [_compare(lanes, seed, TRIAL_ROUNDS) for seed in range(TRIALS)]
     found = [ratio for ratio, _ in trials]
     contended = sum(flag for _, flag in trials)
     excluding = sum(not ratio.low <= 1.0 <= ratio.high for ratio in found)
@@ -147,7 +148,7 @@ def _same_code(servers: ForkServers) -> list[Check]:
 def _known_difference(servers: ForkServers) -> list[Check]:
     """Eleven calls against ten: 10 % slower by construction."""
     with _parked(servers, SHORT_PROBLEM, 10, 11) as lanes:
-        found, contended = _compare(lanes, 0)
+        found, contended = _compare(lanes, 0, KNOWN_ROUNDS)
     verdict = stats.verdict(found.low, found.high, stats.MIN_DELTA, contended)
     covers = found.low <= 1 / 1.1 <= found.high
     return [
