@@ -123,8 +123,8 @@ def _verdict(record: Record, baseline: Record | None, noise: NoiseFloor) -> str:
 
 
 def _is_fastest(record: Record, noise: NoiseFloor) -> bool | None:
-    """Is it in the problem's set of fastest arms? None where it was not timed beside them."""
-    if record.fastest_p is None or record.ratio_to_fastest is None:
+    """Is it in the problem's set of fastest arms? None where it was not timed beside them, or was disturbed."""
+    if record.fastest_p is None or record.ratio_to_fastest is None or "contended" in record.flags:
         return None
     if record.status != "ok" or "beats_roofline" in record.flags:
         return False

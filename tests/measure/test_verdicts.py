@@ -127,6 +127,12 @@ def test_the_fraction_of_peak_is_filled_on_reading_and_flags_the_impossible(gflo
     assert found.flags == flags
 
 
+def test_a_contended_arm_is_neither_in_nor_out_of_the_fastest_set():
+    quiet = _judge_one(ratio=(1.5, 1.6), fastest_p=1.0, ratio_to_fastest=1.0)
+    assert quiet.fastest is True
+    assert _judge_one(ratio=(1.5, 1.6), fastest_p=1.0, ratio_to_fastest=1.0, flags=["contended"]).fastest is None
+
+
 def test_an_fp16_problem_may_be_computed_in_fp32_without_beating_the_roofline():
     record = _record("arm", gflops_per_s=90.0, dtype="fp16")
     peaks = {"fp16": {"gflops_per_s": 3.2}, "fp32": {"gflops_per_s": 100.0}}
