@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.analysis.groups import Panel, attention_share, latency_ms, peak_bytes
 from attnbench.records import Record
-from attnbench.report.groups import Panel, attention_share, latency_ms, peak_bytes
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_percent, unique
 
 

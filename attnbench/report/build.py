@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.groups import make_panels
 from attnbench.records import Record
 from attnbench.report import tables
-from attnbench.report.groups import make_panels
 from attnbench.report.html import render
 from attnbench.report.pictures import draw_all
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.analysis.groups import Panel, latency_ms
 from attnbench.records import FAILED, Record
-from attnbench.report.groups import Panel, latency_ms
 from attnbench.report.text import (
     fmt_bytes,
     fmt_count,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
-from attnbench.report.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.report.pictures import SECTIONS, Pictures
 
 HERE = Path(__file__).parent

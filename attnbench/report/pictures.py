@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.analysis.groups import Panel, make_panels
 from attnbench.errors import InputError
 from attnbench.records import Record
 from attnbench.report import figures, plots, rounds
-from attnbench.report.groups import Panel, make_panels
 from attnbench.report.style import ArmStyle, arm_styles
 from attnbench.report.text import fmt_count, fmt_list, unique
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attnbench.analysis.groups import Panel, latency_ms, peak_bytes, score_bytes
 from attnbench.records import Record
-from attnbench.report.groups import Panel, latency_ms, peak_bytes, score_bytes
 from attnbench.report.style import GRID, LIGHT_PAGE, MUTED, ArmStyle
 from attnbench.report.text import short_arm, unique
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
-from attnbench.report.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_number, fmt_ratio, printable, short_arm
 
 if TYPE_CHECKING:

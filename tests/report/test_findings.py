@@ -2,9 +2,9 @@
 
 import pytest
 
+from attnbench.analysis.groups import make_panels
 from attnbench.problem import Problem
 from attnbench.report import advice, findings, text
-from attnbench.report.groups import make_panels
 
 
 def panel_of(records):

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
+from attnbench.analysis.groups import make_panels
 from attnbench.errors import InputError
 from attnbench.problem import Problem
 from attnbench.report import figures, plots, style
-from attnbench.report.groups import make_panels
 from attnbench.report.pictures import plot, styles_for
 from attnbench.report.rounds import draw_rounds, read_visits
 

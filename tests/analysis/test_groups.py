@@ -2,8 +2,8 @@
 
 import pytest
 
+from attnbench.analysis.groups import attention_share, make_panels, peak_bytes
 from attnbench.problem import Problem
-from attnbench.report.groups import attention_share, make_panels, peak_bytes
 
 
 def titles(panels):
