@@ -2,27 +2,22 @@
 
 import io
 import json
-import os
 import shlex
-import shutil
 import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench import flags, plugins
+from attnbench import cli_runs, flags, plugins
+from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
+from attnbench.options import DECIDE, HOW, INSTRUMENT, MACHINE, RUN, WHAT, WHERE, Json, Lists, listed, single, switch
 
 if TYPE_CHECKING:
-    from attnbench.api import Run
     from attnbench.sweep.progress import Progress
-
-MACHINE, INSTRUMENT, RUN = "Is my machine right", "Is the instrument right", "Run"
-WHAT, HOW, WHERE = "What is compared", "How it is run", "Where it goes"
 
 app = typer.Typer(
     add_completion=False,
@@ -36,21 +31,6 @@ app = typer.Typer(
 FAILED, BAD_INPUT, NOTHING_MEASURED, INTERRUPTED = 1, 2, 3, 130
 
 _ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or the copy inside newer typers
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Lists = list[str] | None
-
-
-def _listed(*names: str, help: str, panel: str = WHAT) -> Any:
-    return typer.Option(*names, help=help, metavar="A,B,...", rich_help_panel=panel, show_default=False)
-
-
-def _single(*names: str, help: str, metavar: str, panel: str = HOW) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
-
-
-def _switch(*names: str, help: str, panel: str = HOW) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
 
 
 @app.callback(invoke_without_command=True)
@@ -71,7 +51,7 @@ def doctor(as_json: Json = False) -> int:
     from attnbench.doctor import diagnose, render
 
     diagnosis = diagnose()
-    say(json.dumps(diagnosis.as_dict(), indent=2) if as_json else render(diagnosis, width=_width(), color=_color()))
+    say(json.dumps(diagnosis.as_dict(), indent=2) if as_json else render(diagnosis, width=width(), color=color()))
     return diagnosis.exit_code
 
 
@@ -91,32 +71,32 @@ def bench(
     sweep: Annotated[
         str | None, typer.Argument(help="quick, default, full, or a TOML file.", metavar="SWEEP", show_default=False)
     ] = None,
-    variants: Annotated[Lists, _listed("--variants", help="self, cross, causal.")] = None,
-    part: Annotated[Lists, _listed("--part", "--parts", help="block, core.")] = None,
-    seq_lens: Annotated[Lists, _listed("-s", "--seq-lens", help="Lengths T.")] = None,
-    kv_lens: Annotated[Lists, _listed("--kv-lens", help="Key lengths of cross; T/2 unless given.")] = None,
-    batch_sizes: Annotated[Lists, _listed("-b", "--batch-sizes", help="Batch sizes.")] = None,
-    num_heads: Annotated[Lists, _listed("--num-heads", "--heads", help="Numbers of heads.")] = None,
-    head_dims: Annotated[Lists, _listed("--head-dims", "--head-dim", help="Sizes of a head.")] = None,
-    dtypes: Annotated[Lists, _listed("--dtypes", "--dtype", help="fp32, fp16, bf16.")] = None,
-    exporters: Annotated[Lists, _listed("--exporters", help="See attnbench list.")] = None,
-    runtimes: Annotated[Lists, _listed("--runtimes", help="See attnbench list.")] = None,
-    opset: Annotated[Lists, _listed("--opset", "--opsets", help="Opsets to export; else the exporter's.")] = None,
-    baseline: Annotated[str | None, _single("--baseline", help="Arm to compare with.", metavar="ARM")] = None,
-    threads: Annotated[str | None, _single("--threads", help="Threads of every arm.", metavar="N")] = None,
-    time_budget: Annotated[str | None, _single("--time-budget", help="For the whole run.", metavar="300s")] = None,
-    timeout: Annotated[str | None, _single("--timeout", help="For one case.", metavar="60s")] = None,
-    memory_limit: Annotated[str | None, _single("--memory-limit", help="Of one worker.", metavar="8GiB")] = None,
-    seed: Annotated[str | None, _single("--seed", help="Of inputs and weights.", metavar="N")] = None,
-    require: Annotated[Lists, _listed("--require", help="Arms that must be ok, else exit code 1.", panel=HOW)] = None,
-    no_oom_skip: Annotated[bool, _switch("--no-oom-skip", help="Try larger T after running out of memory.")] = False,
-    dry_run: Annotated[bool, _switch("--dry-run", help="Print the plan and stop.")] = False,
-    out: Annotated[str | None, _single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE)] = None,
+    variants: Annotated[Lists, listed("--variants", help="self, cross, causal.")] = None,
+    part: Annotated[Lists, listed("--part", "--parts", help="block, core.")] = None,
+    seq_lens: Annotated[Lists, listed("-s", "--seq-lens", help="Lengths T.")] = None,
+    kv_lens: Annotated[Lists, listed("--kv-lens", help="Key lengths of cross; T/2 unless given.")] = None,
+    batch_sizes: Annotated[Lists, listed("-b", "--batch-sizes", help="Batch sizes.")] = None,
+    num_heads: Annotated[Lists, listed("--num-heads", "--heads", help="Numbers of heads.")] = None,
+    head_dims: Annotated[Lists, listed("--head-dims", "--head-dim", help="Sizes of a head.")] = None,
+    dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.")] = None,
+    exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.")] = None,
+    runtimes: Annotated[Lists, listed("--runtimes", help="See attnbench list.")] = None,
+    opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export; else the exporter's.")] = None,
+    baseline: Annotated[str | None, single("--baseline", help="Arm to compare with.", metavar="ARM")] = None,
+    threads: Annotated[str | None, single("--threads", help="Threads of every arm.", metavar="N")] = None,
+    time_budget: Annotated[str | None, single("--time-budget", help="For the whole run.", metavar="300s")] = None,
+    timeout: Annotated[str | None, single("--timeout", help="For one case.", metavar="60s")] = None,
+    memory_limit: Annotated[str | None, single("--memory-limit", help="Of one worker.", metavar="8GiB")] = None,
+    seed: Annotated[str | None, single("--seed", help="Of inputs and weights.", metavar="N")] = None,
+    require: Annotated[Lists, listed("--require", help="Arms that must be ok, else exit code 1.", panel=HOW)] = None,
+    no_oom_skip: Annotated[bool, switch("--no-oom-skip", help="Try larger T after running out of memory.")] = False,
+    dry_run: Annotated[bool, switch("--dry-run", help="Print the plan and stop.")] = False,
+    out: Annotated[str | None, single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE)] = None,
     resume: Annotated[
-        str | None, _single("--resume", help="Run to finish; no other settings.", metavar="RUN_DIR", panel=WHERE)
+        str | None, single("--resume", help="Run to finish; no other settings.", metavar="RUN_DIR", panel=WHERE)
     ] = None,
-    as_json: Annotated[bool, _switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
-    quiet: Annotated[bool, _switch("-q", "--quiet", help="No progress.", panel=WHERE)] = False,
+    as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
+    quiet: Annotated[bool, switch("-q", "--quiet", help="No progress.", panel=WHERE)] = False,
 ) -> int:
     """Compare runtimes over T: right, fast and small at which T. The main job."""
     arguments = flags.bench_arguments(context.params)
@@ -125,30 +105,30 @@ def bench(
     if dry_run:
         arguments.pop("out", None)
         plan = api.plan(**arguments)
-        say(json.dumps(terminal.plan_as_dict(plan), indent=2) if as_json else terminal.plan_text(plan, width=_width()))
+        say(json.dumps(terminal.plan_as_dict(plan), indent=2) if as_json else terminal.plan_text(plan, width=width()))
         return 0
     run = api.bench(
         **arguments,
         progress=_progress(quiet),
         command=context.obj,
-        on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan, width=_width())),
+        on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan, width=width())),
     )
-    _show(run, as_json)
+    show_run(run, as_json)
     return run.exit_code
 
 
 @app.command(rich_help_panel=RUN)
 def export(
-    exporter: Annotated[str, _single("--exporter", help="See attnbench list.", metavar="NAME", panel=WHAT)],
-    out: Annotated[str, _single("-o", "--out", help="The .onnx file to write.", metavar="FILE", panel=WHERE)],
-    part: Annotated[str, _single("--part", help="block or core.", metavar="PART", panel=WHAT)] = "block",
-    variant: Annotated[str, _single("--variant", help="self, cross or causal.", metavar="NAME", panel=WHAT)] = "self",
-    num_heads: Annotated[str, _single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT)] = "8",
-    head_dim: Annotated[str, _single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT)] = "64",
-    dtype: Annotated[str, _single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT)] = "fp32",
-    opset: Annotated[str | None, _single("--opset", help="Else the exporter's.", metavar="N", panel=WHAT)] = None,
-    seed: Annotated[str, _single("--seed", help="Of the weights.", metavar="N")] = "0",
-    as_json: Annotated[bool, _switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
+    exporter: Annotated[str, single("--exporter", help="See attnbench list.", metavar="NAME", panel=WHAT)],
+    out: Annotated[str, single("-o", "--out", help="The .onnx file to write.", metavar="FILE", panel=WHERE)],
+    part: Annotated[str, single("--part", help="block or core.", metavar="PART", panel=WHAT)] = "block",
+    variant: Annotated[str, single("--variant", help="self, cross or causal.", metavar="NAME", panel=WHAT)] = "self",
+    num_heads: Annotated[str, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT)] = "8",
+    head_dim: Annotated[str, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT)] = "64",
+    dtype: Annotated[str, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT)] = "fp32",
+    opset: Annotated[str | None, single("--opset", help="Else the exporter's.", metavar="N", panel=WHAT)] = None,
+    seed: Annotated[str, single("--seed", help="Of the weights.", metavar="N")] = "0",
+    as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
 ) -> int:
     """Write one attention problem as an ONNX file whose batch size and lengths stay free."""
     arguments: dict[str, Any] = {
@@ -172,19 +152,6 @@ def export(
     return 0
 
 
-@app.command(rich_help_panel=RUN)
-def report(
-    run_dir: Annotated[str, typer.Argument(help="A folder that bench made.", metavar="RUN_DIR", show_default=False)],
-    as_json: Json = False,
-) -> int:
-    """Write CSV, plots and HTML of a run again, from its records."""
-    path = flags.parse_run_dir("RUN_DIR", run_dir)
-    from attnbench import api
-
-    _show(api.rebuild_report(path), as_json)
-    return 0
-
-
 @app.command("list", rich_help_panel=RUN)
 def list_plugins(as_json: Json = False) -> int:
     """Exporters and runtimes that are installed, without importing them."""
@@ -205,39 +172,7 @@ def list_plugins(as_json: Json = False) -> int:
     return 0
 
 
-def say(text: str) -> None:
-    """Print a line; a reader that has gone away, or a closed stdout, is not an error."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (stdout of what is left of this process)
-
-
-def note(text: str) -> None:
-    """Lines on stderr, beside the results on stdout."""
-    if sys.stderr is None:
-        return
-    with suppress(BrokenPipeError):
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()
-
-
-def complain(text: str) -> None:
-    """One line on stderr."""
-    note("attnbench: " + " ".join(text.split("\n")))
-
-
-def _show(run: "Run", as_json: bool) -> None:
-    from attnbench import terminal
-
-    if as_json:
-        say(json.dumps(terminal.run_as_dict(run), indent=2))
-        return
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    say(terminal.run_text(run, width=_width(), color=_color(), encoding=encoding))
+app.command(rich_help_panel=DECIDE)(cli_runs.report)
 
 
 def _progress(quiet: bool) -> "Progress":
@@ -259,19 +194,6 @@ def _one_sentence(err: Exception) -> str:
     command = getattr(context, "command_path", "attnbench")
     message = err.format_message() if hasattr(err, "format_message") else str(err)
     return f"{message.rstrip('.').strip()}; see {command} --help"
-
-
-def _width() -> int:
-    """Columns of the terminal; 80 without one."""
-    return max(40, shutil.get_terminal_size((80, 24)).columns if _is_terminal() else 80)
-
-
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _color() -> bool:
-    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import __version__, api, cli, flags, selftest
+from attnbench import __version__, api, cli, console, flags, selftest
 from attnbench.errors import InputError, ReadBackError, UnavailableError
 from attnbench.records import Record
 
@@ -423,8 +423,8 @@ def test_colors_are_for_terminals_that_want_them(
     controller, terminal = pty.openpty()
     with os.fdopen(terminal, "w") as screen, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", screen)
-        assert cli._color() is colored
-        assert cli._width() >= 40
+        assert console.color() is colored
+        assert console.width() >= 40
     os.close(controller)
-    assert cli._color() is False
-    assert cli._width() == 80
+    assert console.color() is False
+    assert console.width() == 80
