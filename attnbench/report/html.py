@@ -12,6 +12,7 @@ from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
 from attnbench.report.pictures import SECTIONS, Pictures
+from attnbench.report.sections import Section
 
 HERE = Path(__file__).parent
 MAX_TABLE_ROWS = 10_000
@@ -39,7 +40,7 @@ class HeatCell:
 
 def render(
     run_name: str, records: Sequence[Record], manifest: Mapping[str, Any], panels: Sequence[Panel], pictures: Pictures,
-    said: Sequence[str],
+    said: Sequence[str], decisions: Sequence[Section] = (),
 ) -> str:  # fmt: skip
     """The page as text. Everything from the run is escaped; the same records give the same page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -53,7 +54,7 @@ def render(
     )
     environment.globals.update(text=text, figures=findings.figures)
     context = _context(run_name, records, manifest, panels, pictures, said)
-    return environment.get_template("report.html.j2").render(context)
+    return environment.get_template("report.html.j2").render(context, decisions=decisions)
 
 
 def _context(
