@@ -11,15 +11,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench import cli_runs, flags, plugins
+from attnbench import cli_ci, cli_runs, flags, plugins
 from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
-from attnbench.options import DECIDE, HOW, INSTRUMENT, MACHINE, RUN, WHAT, WHERE, Json, Lists, listed, single, switch
+from attnbench.options import (
+    DECIDE,
+    HOW,
+    INSTRUMENT,
+    MACHINE,
+    RUN,
+    WHAT,
+    WHERE,
+    Json,
+    Lists,
+    PlainHelp,
+    PlainHelpGroup,
+    listed,
+    single,
+    switch,
+)
 
 if TYPE_CHECKING:
     from attnbench.sweep.progress import Progress
 
 app = typer.Typer(
+    cls=PlainHelpGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -34,7 +50,11 @@ _ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # click's, or 
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> int:
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", metavar="", show_default=False)
+    ] = False,
+) -> int:
     if version:
         from attnbench import __version__
 
@@ -69,37 +89,63 @@ def selftest(as_json: Json = False) -> int:
 def bench(
     context: typer.Context,
     sweep: Annotated[
-        str | None, typer.Argument(help="quick, default, full, or a TOML file.", metavar="SWEEP", show_default=False)
+        str | None,
+        typer.Argument(
+            help=r"quick, default, full, or a TOML file. [dim]\[default: default][/dim]",
+            metavar="SWEEP",
+            show_default=False,
+        ),
     ] = None,
-    variants: Annotated[Lists, listed("--variants", help="self, cross, causal.")] = None,
-    part: Annotated[Lists, listed("--part", "--parts", help="block, core.")] = None,
-    seq_lens: Annotated[Lists, listed("-s", "--seq-lens", help="Lengths T.")] = None,
-    kv_lens: Annotated[Lists, listed("--kv-lens", help="Key lengths of cross; T/2 unless given.")] = None,
-    batch_sizes: Annotated[Lists, listed("-b", "--batch-sizes", help="Batch sizes.")] = None,
-    num_heads: Annotated[Lists, listed("--num-heads", "--heads", help="Numbers of heads.")] = None,
-    head_dims: Annotated[Lists, listed("--head-dims", "--head-dim", help="Sizes of a head.")] = None,
-    dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.")] = None,
-    exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.")] = None,
-    runtimes: Annotated[Lists, listed("--runtimes", help="See attnbench list.")] = None,
-    opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export; else the exporter's.")] = None,
-    baseline: Annotated[str | None, single("--baseline", help="Arm to compare with.", metavar="ARM")] = None,
-    threads: Annotated[str | None, single("--threads", help="Threads of every arm.", metavar="N")] = None,
-    time_budget: Annotated[str | None, single("--time-budget", help="For the whole run.", metavar="300s")] = None,
-    timeout: Annotated[str | None, single("--timeout", help="For one case.", metavar="60s")] = None,
-    memory_limit: Annotated[str | None, single("--memory-limit", help="Of one worker.", metavar="8GiB")] = None,
-    seed: Annotated[str | None, single("--seed", help="Of inputs and weights.", metavar="N")] = None,
+    variants: Annotated[Lists, listed("--variants", help="self, cross, causal.", default="all")] = None,
+    part: Annotated[Lists, listed("--part", "--parts", help="block, core.", default="block")] = None,
+    seq_lens: Annotated[
+        Lists, listed("-s", "--seq-lens", help="Lengths T.", default="128, 256, 512, 1024, 2048, 4096")
+    ] = None,
+    kv_lens: Annotated[Lists, listed("--kv-lens", help="Key lengths of cross.", default="T/2")] = None,
+    batch_sizes: Annotated[Lists, listed("-b", "--batch-sizes", help="Batch sizes.", default="1")] = None,
+    num_heads: Annotated[Lists, listed("--num-heads", "--heads", help="Numbers of heads.", default="8")] = None,
+    head_dims: Annotated[Lists, listed("--head-dims", "--head-dim", help="Sizes of a head.", default="64")] = None,
+    dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.", default="fp32")] = None,
+    exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="the built-in ones")] = None,
+    runtimes: Annotated[
+        Lists, listed("--runtimes", help="See attnbench list.", default="torch-eager, torch-sdpa, ort-cpu, openvino")
+    ] = None,
+    opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export.", default="the exporter's")] = None,
+    baseline: Annotated[
+        str | None, single("--baseline", help="Arm to compare with.", metavar="ARM", default="torch-sdpa")
+    ] = None,
+    threads: Annotated[
+        str | None, single("--threads", help="Threads of every arm.", metavar="N", default="cores - 1")
+    ] = None,
+    time_budget: Annotated[
+        str | None, single("--time-budget", help="For the whole run.", metavar="300s", default="300s")
+    ] = None,
+    timeout: Annotated[str | None, single("--timeout", help="For one case.", metavar="60s", default="60s")] = None,
+    memory_limit: Annotated[
+        str | None, single("--memory-limit", help="Of one worker.", metavar="8GiB", default="none")
+    ] = None,
+    seed: Annotated[str | None, single("--seed", help="Of inputs and weights.", metavar="N", default="0")] = None,
     require: Annotated[Lists, listed("--require", help="Arms that must be ok, else exit code 1.", panel=HOW)] = None,
     no_oom_skip: Annotated[bool, switch("--no-oom-skip", help="Try larger T after running out of memory.")] = False,
     dry_run: Annotated[bool, switch("--dry-run", help="Print the plan and stop.")] = False,
-    out: Annotated[str | None, single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE)] = None,
+    out: Annotated[
+        str | None, single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE, default="results/SWEEP-DATE")
+    ] = None,
     resume: Annotated[
         str | None, single("--resume", help="Run to finish; no other settings.", metavar="RUN_DIR", panel=WHERE)
     ] = None,
     as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
     quiet: Annotated[bool, switch("-q", "--quiet", help="No progress.", panel=WHERE)] = False,
+    junit: cli_ci.Junit = None,
+    markdown: cli_ci.Markdown = None,
+    metrics: cli_ci.Metrics = None,
 ) -> int:
-    """Compare runtimes over T: right, fast and small at which T. The main job."""
+    """Compare runtimes over T: right, fast and small at which T. The main job.
+
+    What no flag says comes from SWEEP; the defaults below are those of SWEEP default.
+    """
     arguments = flags.bench_arguments(context.params)
+    files = cli_ci.parse(context.params, run_dir=arguments.get("out"))
     from attnbench import api, terminal
 
     if dry_run:
@@ -114,20 +160,32 @@ def bench(
         on_plan=None if quiet else lambda plan: note(terminal.plan_text(plan, width=width())),
     )
     show_run(run, as_json)
-    return run.exit_code
+    return cli_ci.finish(run, files)
 
 
 @app.command(rich_help_panel=RUN)
 def export(
     exporter: Annotated[str, single("--exporter", help="See attnbench list.", metavar="NAME", panel=WHAT)],
     out: Annotated[str, single("-o", "--out", help="The .onnx file to write.", metavar="FILE", panel=WHERE)],
-    part: Annotated[str, single("--part", help="block or core.", metavar="PART", panel=WHAT)] = "block",
-    variant: Annotated[str, single("--variant", help="self, cross or causal.", metavar="NAME", panel=WHAT)] = "self",
-    num_heads: Annotated[str, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT)] = "8",
-    head_dim: Annotated[str, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT)] = "64",
-    dtype: Annotated[str, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT)] = "fp32",
-    opset: Annotated[str | None, single("--opset", help="Else the exporter's.", metavar="N", panel=WHAT)] = None,
-    seed: Annotated[str, single("--seed", help="Of the weights.", metavar="N")] = "0",
+    part: Annotated[
+        str, single("--part", help="block or core.", metavar="PART", panel=WHAT, default="block")
+    ] = "block",
+    variant: Annotated[
+        str, single("--variant", help="self, cross or causal.", metavar="NAME", panel=WHAT, default="self")
+    ] = "self",
+    num_heads: Annotated[
+        str, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT, default="8")
+    ] = "8",
+    head_dim: Annotated[
+        str, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT, default="64")
+    ] = "64",
+    dtype: Annotated[
+        str, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT, default="fp32")
+    ] = "fp32",
+    opset: Annotated[
+        str | None, single("--opset", help="Opset.", metavar="N", panel=WHAT, default="the exporter's")
+    ] = None,
+    seed: Annotated[str, single("--seed", help="Of the weights.", metavar="N", default="0")] = "0",
     as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
 ) -> int:
     """Write one attention problem as an ONNX file whose batch size and lengths stay free."""
@@ -173,6 +231,8 @@ def list_plugins(as_json: Json = False) -> int:
 
 
 app.command(rich_help_panel=DECIDE)(cli_runs.report)
+for _command in app.registered_commands:
+    _command.cls = PlainHelp
 
 
 def _progress(quiet: bool) -> "Progress":

@@ -12,7 +12,7 @@ from attnbench.errors import InputError
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
 _MAX_INT = 2**63 - 1
-_WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet"})
+_WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
 _SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--batch-sizes": "1,8", "--num-heads": "8",
                "--head-dims": "64", "--opset": "23"}  # fmt: skip
@@ -147,20 +147,26 @@ def parse_out(flag: str, text: str | None) -> Path | None:
     return path
 
 
-def parse_file_out(flag: str, text: str) -> Path:
+def parse_file_out(flag: str, text: str, *, example: str = "attention.onnx", new_folder: Path | None = None) -> Path:
     """A file that can be written: a folder of that name is refused, a file is replaced.
+
+    Args:
+        flag: that it was given with.
+        text: as it was given.
+        example: a file name for the way out.
+        new_folder: a folder that will be there in time, so that the file may lie in it.
 
     Raises:
         InputError: it is a folder, or the place cannot be written to.
     """
     path = _path(flag, text)
     if path.is_dir():
-        raise InputError(f"{flag} must be a file, but {text!r} is a folder; name a file such as attention.onnx in it")
+        raise InputError(f"{flag} must be a file, but {text!r} is a folder; name a file such as {example} in it")
     if path.exists() and not path.is_file():
-        raise InputError(f"{flag} must be a file, but {text!r} is a device or pipe; name a file such as attention.onnx")
+        raise InputError(f"{flag} must be a file, but {text!r} is a device or pipe; name a file such as {example}")
     if text.endswith("/"):
         raise InputError(f"{flag} must be a file, got {text!r}; leave the last / out")
-    if not path.parent.is_dir():
+    if not path.parent.is_dir() and (new_folder is None or path.parent.absolute() != new_folder.absolute()):
         raise InputError(f"{flag} must lie in a folder that exists, got {text!r}; make the folder first")
     _check_writable(flag, text, path.parent)
     return path

@@ -1,10 +1,13 @@
 """What a plan and a run look like in a terminal, as text."""
 
 import io
+import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from attnbench.records import FAILED, Record
 
 if TYPE_CHECKING:
     from attnbench.api import Run
@@ -70,7 +73,7 @@ def run_text(run: "Run", *, width: int, color: bool, encoding: str) -> str:
     console = Console(
         file=page, width=width, force_terminal=color, color_system="standard" if color else None, highlight=False
     )
-    console.print(summary(run.rows, run.manifest, width))
+    console.print(summary(run.rows, run.manifest, width, shlex.quote(str(run.path))))
     counts = ", ".join(f"{count} {status}" for status, count in _statuses(run).items()) or "none"
     lines = [line.rstrip() for line in page.getvalue().splitlines()]
     lines += [f"cases: {counts}", *(f"note: {notice}" for notice in run.notices)]
@@ -78,6 +81,35 @@ def run_text(run: "Run", *, width: int, color: bool, encoding: str) -> str:
         f"report: {run.path / 'report.html'}" if run.is_reported else f"no report in {run.path}: see the notes"
     )
     return "\n".join(lines)
+
+
+def exit_sentence(run: "Run") -> str:
+    """Why the exit code is 1 or 3, in one sentence; empty for 0 and for an interrupt."""
+    sweep = run.manifest.get("sweep") or {}
+    if run.exit_code == 3:
+        named = [r for r in run.rows if r.runtime in sweep.get("runtimes", ()) and r.status == "unavailable"]
+        why = f"{named[0].runtime} was asked for and is unavailable" if named else "nothing was measured"
+        return f"{why}: {_reasons(named or run.rows)}"
+    if run.exit_code != 1:
+        return ""
+    if not run.is_reported:
+        return f"no report in {run.path}: {'; '.join(run.notices) or 'it could not be written'}"
+    failed = Counter(r.status for r in run.rows if r.status in FAILED)
+    if failed:
+        words = ", ".join(f"{count} {status}" for status, count in failed.items())
+        return f"{_count(failed.total(), 'case')} failed: {words}; see {run.path / 'report.html'}"
+    unmet = [r for r in run.rows if r.status != "ok" and {r.arm, r.runtime} & set(sweep.get("require", ()))]
+    return f"{', '.join(dict.fromkeys(r.arm for r in unmet))} is required and not ok: {_reasons(unmet)}"
+
+
+def _reasons(rows: Sequence[Record]) -> str:
+    """The most frequent status and reason, and how many others there are."""
+    if not rows:
+        return "no case has ended"
+    counts = Counter((r.status, r.reason or "no reason was recorded") for r in rows)
+    (status, reason), count = counts.most_common(1)[0]
+    others = f" (and {len(counts) - 1} other reasons)" if len(counts) > 2 else " (and 1 other reason)"
+    return f"{_count(count, 'case')} {status}: {reason}" + others * (len(counts) > 1)
 
 
 class _Page(io.StringIO):

@@ -111,8 +111,7 @@ def trust_line(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
     else:
         baseline = manifest.get("baseline_arm") or "the baseline"
         sentences.append(
-            f"Noise floor {fmt_percent(floor)}: so much did two workers of {baseline} differ "
-            f"(90th percentile of {fmt_count(pairs, 'pair')})."
+            f"Noise floor {fmt_percent(floor)}: so much did two workers of {baseline} differ ({_floor_words(pairs)})."
         )
     if (delta := manifest.get("delta")) is not None:
         sentences.append(f"Nothing closer to 1 than {fmt_percent(delta)} is called faster or slower.")
@@ -126,6 +125,13 @@ def trust_line(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
     if (harness := manifest.get("harness_ns")) is not None:
         sentences.append(f"The harness itself costs {harness:.0f} ns per timed call.")
     return sentences
+
+
+def _floor_words(pairs: int) -> str:
+    """What the floor is of its A/A pairs: of fewer than ten, the 90th percentile is the largest."""
+    if pairs == 1:
+        return "one pair"
+    return f"{'90th percentile' if pairs >= 10 else 'largest'} of {fmt_count(pairs, 'pair')}"
 
 
 def _visits(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]:
@@ -221,14 +227,20 @@ def broken_gates(r: Record) -> list[str]:
     return broken + ([f"{r.nan_count:,} NaN"] if r.nan_count else [])
 
 
-def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any]) -> list[Trouble]:
-    """What has no figures and is not wrong, grouped by status, reason and way out; failures first."""
+def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str = "RUN_DIR") -> list[Trouble]:
+    """What has no figures and is not wrong, grouped by status, reason and way out; failures first.
+
+    Args:
+        panels: of the run.
+        manifest: of the run.
+        run_dir: how the run's folder is written in a command that a person could type.
+    """
     groups: dict[tuple[str, str, str], list[tuple[Panel, str, int]]] = defaultdict(list)
     for panel in panels:
         for (arm, x), r in panel.cells.items():
             if r.status not in ("ok", "mismatch"):
                 reason = r.reason or "no reason was recorded"
-                groups[r.status, reason, _way_out(r, manifest)].append((panel, arm, x))
+                groups[r.status, reason, _way_out(r, manifest, run_dir)].append((panel, arm, x))
     found = [
         Trouble(
             arm=fmt_list(unique(arm for _, arm, _ in members), 4), status=status, reason=reason, way_out=way_out,
@@ -239,12 +251,12 @@ def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any]) -> list[Tr
     return sorted(found, key=lambda t: (t.status not in FAILED, t.status == "unavailable", t.status == "skipped"))
 
 
-def _way_out(r: Record, manifest: Mapping[str, Any]) -> str:
+def _way_out(r: Record, manifest: Mapping[str, Any], run_dir: str) -> str:
     runtime = (manifest.get("runtimes") or {}).get(r.runtime) or {}
     if r.status == "unavailable":
         return str(runtime.get("fix") or "run attnbench doctor: it names what to install")
     if r.status == "skipped" and "--resume" in r.reason:
-        return "attnbench bench --resume RUN_DIR with a longer --time-budget"
+        return f"attnbench bench --resume {run_dir} with a longer --time-budget"
     return _WAY_OUT.get(r.status, "")
 
 

@@ -62,7 +62,7 @@ def _context(
     said: Sequence[str],
 ) -> dict[str, Any]:  # fmt: skip
     """What the template shows, by name."""
-    troubles = findings.did_not_run(panels, manifest)
+    troubles = findings.did_not_run(panels, manifest, text.printable(run_name))
     wrong = findings.wrong_answers(panels)
     return {
         "run_name": text.printable(run_name),

@@ -25,27 +25,28 @@ class Summary:
     records: Sequence[Record]
     manifest: Mapping[str, Any]
     width: int
+    run_dir: str
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """One table per panel, then what is wrong, what did not run, and how far to trust it."""
-        yield from _parts(
-            self.records, self.manifest, ascii_only=options.ascii_only, width=min(max(self.width, MIN_WIDTH), MAX_WIDTH)
-        )
+        width = min(max(self.width, MIN_WIDTH), MAX_WIDTH)
+        yield from _parts(self.records, self.manifest, self.run_dir, ascii_only=options.ascii_only, width=width)
 
 
-def summary(records: Sequence[Record], manifest: Mapping[str, Any], width: int) -> Summary:
+def summary(records: Sequence[Record], manifest: Mapping[str, Any], width: int, run_dir: str = "RUN_DIR") -> Summary:
     """The end of a bench for people: one table per variant, then wrong and failed cases with reason and way out.
 
     Args:
         records: judged records.
         manifest: of the run; every key may be missing.
         width: columns to keep to (at least 40 are taken).
+        run_dir: the run's folder, as it is typed in a command.
     """
-    return Summary(records=records, manifest=manifest, width=width)
+    return Summary(records=records, manifest=manifest, width=width, run_dir=run_dir)
 
 
 def _parts(
-    records: Sequence[Record], manifest: Mapping[str, Any], *, ascii_only: bool, width: int
+    records: Sequence[Record], manifest: Mapping[str, Any], run_dir: str, *, ascii_only: bool, width: int
 ) -> "list[RenderableType]":
     from rich.padding import Padding
     from rich.text import Text
@@ -69,16 +70,17 @@ def _parts(
     if len(panels) > MAX_PANELS:
         parts.append(line(f"{len(panels) - MAX_PANELS} more tables are in the report", "dim"))
     parts += [line(text, "bold red") for text in _wrong_lines(panels)]
-    for trouble in did_not_run(panels, manifest)[:MAX_TROUBLES]:
+    troubles = did_not_run(panels, manifest, run_dir)
+    for trouble in troubles[:MAX_TROUBLES]:
         style = "red" if trouble.status in FAILED else "yellow"
         parts.append(
             line(f"{trouble.status}: {trouble.arm} ({fmt_count(trouble.count, 'case')}; {trouble.where})", style)
         )
         parts += [line(text, indent=2) for text in _why(trouble)]
-    hidden = len(did_not_run(panels, manifest)) - MAX_TROUBLES
+    hidden = len(troubles) - MAX_TROUBLES
     if hidden > 0:
         parts.append(line(f"{fmt_count(hidden, 'more reason')} in the report", "dim"))
-    parts += [line(text, "bold yellow") for text in (progress_note(records, manifest, "RUN_DIR"),) if text]
+    parts += [line(text, "bold yellow") for text in (progress_note(records, manifest, run_dir),) if text]
     parts.append(line(" ".join(trust_line(records, manifest)), "dim"))
     return parts
 

@@ -20,6 +20,10 @@ class Progress(Protocol):
         """A group has ended: predicted seconds of work done so far, seconds left."""
         ...
 
+    def skip(self, reason: str) -> None:
+        """The next group will not be run; `advance` follows all the same."""
+        ...
+
     def stop(self) -> None:
         """The run has ended."""
         ...
@@ -37,17 +41,22 @@ class Silent:
     def advance(self, done_s: float, eta_s: float) -> None:
         """Nothing."""
 
+    def skip(self, reason: str) -> None:
+        """Nothing."""
+
     def stop(self) -> None:
         """Nothing."""
 
 
 class Lines:
-    """One plain line per finished group: for logs and pipes."""
+    """One plain line per finished group, and one for all that were skipped: for logs and pipes."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
         self._total_s = 0.0
         self._text = ""
+        self._skips: dict[str, int] = {}
+        self._is_skipped = False
 
     def start(self, total_s: float) -> None:
         """Remember the total."""
@@ -58,12 +67,23 @@ class Lines:
         self._text = text
 
     def advance(self, done_s: float, eta_s: float) -> None:
-        """Write a line."""
+        """Write a line, unless the group was skipped."""
+        if self._is_skipped:
+            self._is_skipped = False
+            return
         share = done_s / self._total_s if self._total_s else 1.0
         self._write(f"{min(share, 1.0):4.0%}  {self._text.split(':')[0]} done, about {_clock(eta_s)} left")
 
+    def skip(self, reason: str) -> None:
+        """Count it for the last line."""
+        self._is_skipped = True
+        self._skips[reason] = self._skips.get(reason, 0) + 1
+
     def stop(self) -> None:
-        """Nothing."""
+        """Say how many problems were skipped."""
+        for reason, count in self._skips.items():
+            self._write(f"{count} problem{'' if count == 1 else 's'} skipped: {reason}")
+        self._skips.clear()
 
 
 class Bar:
@@ -105,6 +125,9 @@ class Bar:
         if self._task is not None:
             self._bar.update(self._task, completed=done_s, eta=_clock(eta_s))
             self._bar.refresh()
+
+    def skip(self, reason: str) -> None:
+        """Nothing: the table at the end has every reason."""
 
     def stop(self) -> None:
         """Take the bar away."""

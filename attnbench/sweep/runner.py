@@ -178,6 +178,7 @@ def _run_groups(
         elapsed_s = time.monotonic() - start
         group = Group(bench=bench, problem=problem, progress=progress, known_oom=known_oom)
         if prepared.sweep.time_budget_s is not None and elapsed_s > prepared.sweep.time_budget_s:
+            progress.skip(BUDGET_SPENT)
             new, samples = _skipped(bench, problem), no_samples
         else:
             timing_s = budget.timing_s(index, elapsed_s)
@@ -223,6 +224,9 @@ def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[
     progress.say("machine peak")
     manifest["notices"] += bench.measure_peaks(dict.fromkeys(["fp32", *(p.dtype for p in problems)]), PEAK_SECONDS)
     manifest["machine_peak"] = bench.peaks
+    manifest["machine_bandwidth"] = bench.measure_bandwidth(PEAK_SECONDS)
+    if manifest["machine_bandwidth"] is None:
+        manifest["notices"].append("the memory bandwidth was not measured: logs/machine-bandwidth.log says why")
     bench.run_dir.write_manifest(manifest)
 
 
@@ -277,6 +281,7 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
         "contended_visits": 0,
         "cases_planned": prepared.plan.case_count,
         "machine_peak": {},
+        "machine_bandwidth": None,
         "runtimes": {name: _probe_row(probe) for name, probe in prepared.runtime_probes.items()},
         "exporters": {name: _probe_row(probe) for name, probe in prepared.exporter_probes.items()},
         "plan": dict(rounded_split(prepared.plan)),

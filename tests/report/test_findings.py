@@ -123,6 +123,20 @@ def test_what_failed_for_every_case_is_said_in_one_word(lab):
     assert trouble.where == "everywhere"
 
 
+def test_the_way_out_of_a_spent_budget_names_the_real_folder(lab):
+    late = "the time budget was spent; --resume this run with a longer --time-budget"
+    records = [lab.without_figures(r, "skipped", late) for r in lab.default_records(seq_lens=(128,))]
+    (trouble,) = findings.did_not_run(make_panels(records), {}, "'my run'")
+    assert trouble.way_out == "attnbench bench --resume 'my run' with a longer --time-budget"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"), [(1, "(one pair)"), (9, "(largest of 9 pairs)"), (10, "(90th percentile of 10 pairs)")]
+)
+def test_a_floor_of_few_pairs_is_called_the_largest_of_them(lab, pairs, words):
+    assert words in findings.trust_line([], {"noise_floor": 0.01, "noise_pairs": pairs})[0]
+
+
 def test_an_interrupted_run_says_what_is_missing_and_how_to_go_on(lab):
     records = lab.default_records(variants=("self",), seq_lens=(128,))
     note = findings.progress_note(records, {"interrupted": True, "cases_planned": 20}, "results/x")

@@ -1,0 +1,144 @@
+"""A run as Markdown, for a job summary or a pull request: who is right, fast and small, what failed, how far to trust.
+
+GitHub-flavoured; whatever comes from the run is escaped.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.groups import Panel, make_panels, peak_bytes
+from attnbench.records import FAILED, Record
+from attnbench.report.findings import did_not_run, machine_facts, pick_at, progress_note, trust_line, wrong_answers
+from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number, fmt_ratio, printable
+
+MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
+MAX_TROUBLES = 20
+MAX_REASON = 300
+_HEAD = (
+    "| {x} | right | fastest | ms (98 % interval) | ratio (98 % interval) | smallest peak |\n"
+    "| --: | --: | :-- | --: | --: | :-- |"
+)
+
+
+def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: str) -> str:
+    """A table per variant with a row per T, what is wrong or did not run, the trust line: at most 60,000 characters.
+
+    Args:
+        records: judged records.
+        manifest: of the run; every key may be missing.
+        run_dir: where the run lies, as a person would type it.
+    """
+    panels = make_panels(records)
+    head = [f"### attnbench: {_counts(records)}"]
+    if note := progress_note(records, manifest, run_dir):
+        head.append(f"**{plain(note)}**")
+    tail = _troubles(panels, manifest, run_dir)
+    tail.append(plain(" ".join(trust_line(records, manifest))))
+    facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in machine_facts(manifest))
+    tail.append(f"<details><summary>machine and versions</summary>\n\n{facts}\n\n</details>")
+    tail.append(f"Report: {code(f'{run_dir}/report.html')}")
+    room = MAX_CHARACTERS - sum(len(part) + 2 for part in [*head, *tail])
+    whole = "\n\n".join([*head, *_tables(panels, manifest, room), *tail]) + "\n"
+    return whole if len(whole) <= MAX_CHARACTERS else whole[:MAX_CHARACTERS].rpartition("\n")[0] + "\n"
+
+
+def plain(text: str) -> str:
+    """Text whose Markdown and HTML characters stand for themselves, on one line."""
+    text = " ".join(printable(" ".join(text.split())).split())
+    return re.sub(r"([\\`*_{}\[\]<>#|~@&])", r"\\\1", text)
+
+
+def code(text: str) -> str:
+    """A code span that may stand in a table; a backtick in the text gets a longer fence."""
+    text = printable(text)
+    longest = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
+    fence, space = "`" * (longest + 1), " " * bool(longest)
+    return fence + space + text.replace("|", "\\|") + space + fence
+
+
+def _counts(records: Sequence[Record]) -> str:
+    counts = Counter[str](r.status for r in records)
+    if counts["ok"] == len(records):
+        return f"{fmt_count(len(records), 'case')}{', all ok' * bool(records)}"
+    return f"{fmt_count(len(records), 'case')} ({', '.join(f'{n} {status}' for status, n in counts.items())})"
+
+
+def _tables(panels: Sequence[Panel], manifest: Mapping[str, Any], room: int) -> list[str]:
+    """Tables while there is room, then how many are left out."""
+    parts: list[str] = []
+    facet = None
+    baseline = code(str(manifest.get("baseline_arm") or "the baseline"))
+    legend = f"ms and ratio are of the arm named first; ratio: time of {baseline} over its time."
+    room -= len(legend) + 100
+    for i, panel in enumerate(panels):
+        new = [] if panel.facet == facet else [plain(panel.facet.title())]
+        new.append(f"**{plain(panel.title())}**")
+        rows = [_HEAD.format(x=panel.x_label), *(_row(panel, x) for x in panel.xs)]
+        new.append("\n".join(rows))
+        room -= sum(len(part) + 2 for part in new)
+        if room < 0:
+            parts.append(f"{fmt_count(len(panels) - i, 'more table')} in the report")
+            break
+        parts += new
+        facet = panel.facet
+    return [*parts, legend] if parts else []
+
+
+def _row(panel: Panel, x: int) -> str:
+    pick = pick_at(panel, x)
+    cells = [panel.cells.get((arm, x)) for arm in panel.arms]
+    answered = sum(r is not None and r.status in ("ok", "mismatch") for r in cells)
+    right = panel.ok_at(x)
+    count = f"{len(right)}/{answered}" if answered else ""
+    first = panel.cells.get((pick.arms[0], x)) if pick.arms else None
+    if first is None:
+        return f"| {x} | {count} | {plain(pick.text)} | | | |"
+    arms = ", ".join(code(arm) for arm in pick.arms)
+    words = {"toss-up": f"toss-up: {arms}", "unranked": f"not ranked; lowest median {arms}"}.get(pick.kind, arms)
+    latency = _figure(fmt_number(first.latency_ms_median), first.latency_ms_ci_low, first.latency_ms_ci_high)
+    ratio = ""
+    if first.arm != first.baseline_arm and first.speedup_vs_baseline is not None:
+        ratio = _figure(fmt_ratio(first.speedup_vs_baseline), first.speedup_ci_low, first.speedup_ci_high)
+    return f"| {x} | {count} | {words} | {latency} | {ratio} | {_smallest(panel, x)} |"
+
+
+def _figure(value: str, low: float | None, high: float | None) -> str:
+    interval = fmt_interval(low, high)
+    return f"{value} ({interval})" if interval else value
+
+
+def _smallest(panel: Panel, x: int) -> str:
+    names = {id(r): arm for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None}
+    known = [(peak, names[id(r)]) for r in panel.ok_at(x) if (peak := peak_bytes(r)) is not None]
+    if not known:
+        return ""
+    peak, arm = min(known)
+    return f"{code(arm)} {fmt_bytes(peak)}"
+
+
+def _troubles(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str) -> list[str]:
+    """Wrong answers, failures, and what did not run, each with its reason and way out."""
+    wrong = [
+        f"- **mismatch** {code(row['arm'])}, {plain(row['where'])}, {plain(row['x'])}: {plain(_cut(row['gates']))}"
+        for row in wrong_answers(panels)
+    ]
+    troubles = did_not_run(panels, manifest, run_dir)
+    lines = wrong[:MAX_TROUBLES]
+    if len(wrong) > MAX_TROUBLES:
+        lines.append(f"- {fmt_count(len(wrong) - MAX_TROUBLES, 'more wrong answer')} in the report")
+    for trouble in troubles[:MAX_TROUBLES]:
+        status = f"**{trouble.status}**" if trouble.status in FAILED else trouble.status
+        way_out = f" Way out: {plain(_cut(trouble.way_out))}." if trouble.way_out else ""
+        lines.append(
+            f"- {status} {code(trouble.arm)} ({fmt_count(trouble.count, 'case')}; {plain(trouble.where)}): "
+            f"{plain(_cut(trouble.reason))}.{way_out}"
+        )
+    if len(troubles) > MAX_TROUBLES:
+        lines.append(f"- {fmt_count(len(troubles) - MAX_TROUBLES, 'more reason')} in the report")
+    return ["\n".join(lines)] if lines else []
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 2] + ".."
