@@ -1,7 +1,10 @@
 """What a problem costs at least, and what this machine can do at most."""
 
+import itertools
+import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +16,7 @@ BEATS_ROOFLINE = 1.05
 
 _LARGE, _SMALL = 1024, 256  # square matrices; the small one tells how fast the large one will be
 _SLOW_GFLOPS = 10.0
+_COPY_BYTES = 256 << 20  # of the array that is copied: several times the last-level cache of a large server
 
 
 class MachinePeak(NamedTuple):
@@ -110,6 +114,30 @@ def measure_peak_flops(dtype: str, threads: int, seconds: float = 2.0) -> Machin
     rates = {c.name: _best_gflops(c, seconds / len(candidates)) for c in candidates}
     by = max(rates, key=lambda name: rates[name])
     return MachinePeak(rates[by], by)
+
+
+def measure_bandwidth(threads: int, seconds: float = 0.5) -> float:
+    """GB/s (1e9 bytes) of the fastest copy of arrays that no cache holds: bytes read plus bytes written.
+
+    What the hardware reads to fill the lines that are written is not counted, as in STREAM's copy.
+
+    Args:
+        threads: that copy a part each at the same time.
+        seconds: for all copies; at least two are made.
+    """
+    import numpy as np
+
+    count = _COPY_BYTES // 8 // threads
+    pairs = [(np.ones(count), np.zeros(count)) for _ in range(threads)]
+    best, deadline = math.inf, time.perf_counter() + seconds
+    with ThreadPoolExecutor(threads) as pool:
+        for i in itertools.count():
+            start = time.perf_counter_ns()
+            list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pairs))
+            best = min(best, float(max(1, time.perf_counter_ns() - start)))
+            if i >= 1 and time.perf_counter() >= deadline:
+                break
+    return 2.0 * 8.0 * count * threads / best
 
 
 def _best_gflops(candidate: Candidate, seconds: float) -> float:

@@ -241,6 +241,17 @@ class Bench:
                 self.peaks[dtype] = found
         return notices
 
+    def measure_bandwidth(self, seconds: float) -> dict[str, Any] | None:
+        """GB/s of copying in memory; None where the worker failed."""
+        try:
+            with self.worker(self.servers.get(ALWAYS_PRELOADED), "machine-bandwidth") as worker:
+                found: dict[str, Any] = worker.ask(
+                    "machine_bandwidth", timeout_s=60.0, threads=self.threads, seconds=seconds
+                )
+        except AttnbenchError:
+            return None
+        return found
+
 
 def in_parallel(function: Callable[[T], None], items: Sequence[T], at_once: int) -> None:
     """Call the function on every item, in threads that wait for workers; the first exception is raised."""

@@ -255,6 +255,10 @@ class Tasks:
         gflops_per_s, by = roofline.measure_peak_flops(dtype, threads, seconds)
         return {"gflops_per_s": gflops_per_s, "by": by, "threads": threads}
 
+    def machine_bandwidth(self, *, threads: int, seconds: float) -> dict[str, Any]:
+        """The most GB/s that copying in memory reaches here."""
+        return {"gbytes_per_s": roofline.measure_bandwidth(threads, seconds), "by": "copy", "threads": threads}
+
 
 def facts_as_dict(facts: Facts) -> dict[str, Any]:
     """The facts as JSON.

@@ -91,3 +91,14 @@ assert all(5.5 < mean < 7.5 for mean in found.values()), found
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "torch.mm" in done.stdout
+
+
+def test_bandwidth_counts_bytes_read_and_written(monkeypatch):
+    ticks = iter(range(0, 10**12, 10**7))  # every copy takes 10 ms
+    monkeypatch.setattr(r.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(r, "_COPY_BYTES", 8 << 20)
+    assert r.measure_bandwidth(2, seconds=0.0) == pytest.approx(2 * (8 << 20) / 1e7)
+
+
+def test_the_bandwidth_of_this_machine_is_measured():
+    assert 0.1 < r.measure_bandwidth(1, seconds=0.0) < 2000.0

@@ -1,0 +1,83 @@
+"""The sections say what the laws, crossings and frontiers say."""
+
+import re
+
+import numpy as np
+
+from attnbench.analysis.arm_laws import arm_laws
+from attnbench.analysis.groups import make_panels
+from attnbench.report.decisions import decisions, law_words
+from tests.analysis.synthetic import Terms, make_run, only_panel
+
+LAWS: dict[str, Terms] = {"torch-sdpa": (0.05, 0.02, 2e-5), "torch-eager": (7.05, 0.01, 2e-5)}
+MEMORY: dict[str, Terms] = {"torch-sdpa": (5e5, 1e4, 0.0), "torch-eager": (4e5, 8e3, 64.0)}
+
+
+def sections(laws: dict[str, Terms] = LAWS, manifest: dict | None = None, **how: object) -> dict:
+    records, medians = make_run(laws, np.random.default_rng(0), memory=MEMORY, **how)
+    given = {"noise_floor": 0.005, "machine_peak": {"fp32": {"gflops_per_s": 100.0, "by": "onednn"}}}
+    return {s.id: s for s in decisions(make_panels(records), given | (manifest or {}), medians)}
+
+
+def test_a_crossing_is_a_sentence_with_its_interval() -> None:
+    (line,) = sections()["crossovers"].lines
+    found = re.fullmatch(r"self: torch-eager overtakes torch-sdpa at T = (\d+) \(95 % CI (\d+) to (\d+)\)\.", line)
+    assert found
+    mid, low, high = map(int, found.groups())
+    assert low < 700 < high  # 7 ms more per call, 10 us less per token
+    assert low < mid < high
+
+
+def test_the_table_of_pairs_names_the_faster_and_where_none_is_shown() -> None:
+    (table,) = sections()["crossovers"].tables
+    assert list(table.head[:3]) == ["A", "B", "T = 128"]
+    assert table.rows[0][2].startswith("A ")  # 2.94 ms against 8.66
+    assert table.rows[0][-1].startswith("B ")
+    (table,) = sections({"torch-sdpa": (0.05, 0.02, 2e-5), "torch-eager": (0.05, 0.02, 2e-5)})["crossovers"].tables
+    assert set(table.rows[0][2:]) == {"?"}
+
+
+def test_without_a_crossing_that_is_said() -> None:
+    same = {"torch-sdpa": LAWS["torch-sdpa"], "torch-eager": LAWS["torch-sdpa"]}
+    assert list(sections(same)["crossovers"].lines) == ["self: no crossing is shown."]
+
+
+def test_laws_are_put_in_words() -> None:
+    records, _ = make_run(LAWS, np.random.default_rng(0), memory=MEMORY)
+    laws = arm_laws(only_panel(records), 0.005)
+    assert "linear memory: scores are not materialised" in law_words(laws["torch-sdpa"], "T")
+    assert "2.0 score matrices live at once" in law_words(laws["torch-eager"], "T")
+    # 7.05 > 0.01 T + 2e-5 T^2 up to T = (-0.01 + sqrt(0.01^2 + 4 x 2e-5 x 7.05)) / 4e-5 = 394
+    words = law_words(laws["torch-eager"], "T").split("; ")
+    fixed = next(w for w in words if "fixed cost dominates" in w)
+    assert 370 <= int(fixed.split(" = ")[1].split(" ")[0]) <= 420
+
+
+def test_a_short_sweep_has_reasons_instead_of_laws() -> None:
+    found = sections(seq_lens=(128, 256))
+    assert "laws" not in found
+    assert "longest" not in found
+    assert "bounds" in found
+
+
+def test_longest_t_marks_extrapolations() -> None:
+    (table,) = sections()["longest"].tables
+    assert list(table.head) == ["arm", "1.00 GiB", "8.00 GiB", "64.0 GiB"]
+    eager = next(row for row in table.rows if row[0] == "torch-eager")
+    assert "*" not in eager[1]
+    assert eager[2].startswith("11,5")
+    assert "*" in eager[2]
+
+
+def test_a_measured_frontier_is_a_sentence() -> None:
+    row = {"arm": "torch-eager", "problem": "self", "budget_bytes": 1 << 30, "fits": 4000, "fails": 4200,
+           "reason": "peak 1.1 GiB"}  # fmt: skip
+    lines = sections(manifest={"frontier": [row]})["longest"].lines
+    assert list(lines) == [
+        "torch-eager, self: measured, 1.00 GiB suffice for T = 4,000; 4,200 does not (peak 1.1 GiB)."
+    ]
+
+
+def test_bounds_say_when_bandwidth_is_unknown() -> None:
+    assert "bandwidth was not measured" in sections()["bounds"].intro
+    assert "copying 20.0 GB/s" in sections(manifest={"machine_bandwidth": {"gbytes_per_s": 20.0}})["bounds"].intro
