@@ -37,7 +37,7 @@ def parse(params: Mapping[str, Any], *, run_dir: Path | None) -> Files:
         if (text := params.get(kind)) is None:
             continue
         path = flags.parse_file_out(f"--{kind}", text, example=example, new_folder=run_dir)
-        _check_not_of_the_run(f"--{kind}", path)
+        check_not_of_the_run(f"--{kind}", path)
         for other, taken in found.items():
             if taken.absolute() == path.absolute():
                 raise InputError(f"--{other} and --{kind} are both {text!r}; give each a file of its own")
@@ -69,7 +69,12 @@ def finish(run: "Run", files: Files) -> int:
     return run.exit_code or int(not is_written)
 
 
-def _check_not_of_the_run(flag: str, path: Path) -> None:
+def check_not_of_the_run(flag: str, path: Path) -> None:
+    """Refuse to write over what a run consists of.
+
+    Raises:
+        InputError: the file is called as one of a run's own.
+    """
     from attnbench.sweep.rundir import FOLDERS, MANIFEST, RECORDS
 
     own = {MANIFEST, RECORDS, "records.csv", "records.parquet", "samples.parquet", "report.html", "work", *FOLDERS}

@@ -78,6 +78,18 @@ def parse_choices(
     return values
 
 
+def parse_names(flag: str, given: Sequence[str] | None, known: Sequence[str]) -> list[str] | None:
+    """Names out of a few.
+
+    Raises:
+        InputError: an unknown one; the message has all of them and the nearest.
+    """
+    values = split_list(flag, given)
+    for value in values or ():
+        _check_known(flag, value, known)
+    return values
+
+
 def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) -> list[str] | None:
     """Names of installed exporters or runtimes.
 
@@ -186,6 +198,16 @@ def parse_run_dir(flag: str, text: str) -> Path:
             f"{flag} must be a run directory, but {text!r} has no manifest.json; name a folder that bench made"
         )
     return path
+
+
+def parse_known(flag: str, text: str, known: Sequence[str]) -> str:
+    """One of a few words.
+
+    Raises:
+        InputError: another one; the message has all of them and the nearest.
+    """
+    _check_known(flag, text, known)
+    return text
 
 
 def only_one(flag: str, values: Sequence[_T] | None) -> _T | None:
