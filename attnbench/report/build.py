@@ -8,7 +8,9 @@ from typing import Any
 from attnbench.analysis.groups import make_panels
 from attnbench.records import Record
 from attnbench.report import tables
-from attnbench.report.html import render
+from attnbench.report.decisions import decisions, read_rounds
+from attnbench.report.html import by_interest, render
+from attnbench.report.page_data import make_explorer
 from attnbench.report.pictures import draw_all
 
 
@@ -48,8 +50,13 @@ def build_report(
     pictures = draw_all(run_dir, panels)
     files.problems += pictures.problems
     files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
+    explorer = make_explorer(run_dir, by_interest(records), panels, manifest)
+    files.problems += [p for p in explorer.problems if p not in files.problems]
+    rounds, unread = read_rounds(run_dir, panels)
+    files.problems += [p for p in unread if p not in files.problems]
+    decided = decisions(panels, manifest, rounds)
     said = [*notices, *files.problems]
-    page = render(run_dir.name, records, manifest, panels, pictures, said)
+    page = render(run_dir.name, records, manifest, panels, pictures, said, decided, explorer=explorer)
     files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))
     return files
 

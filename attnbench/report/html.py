@@ -11,7 +11,8 @@ from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
-from attnbench.report.pictures import SECTIONS, Pictures
+from attnbench.report.page_data import Explorer
+from attnbench.report.pictures import SECTIONS, Pictures, styles_for
 from attnbench.report.sections import Section
 
 HERE = Path(__file__).parent
@@ -20,6 +21,12 @@ MAX_LIST_ROWS = 60
 MAX_FACT_ROWS = 120
 OPEN_FACETS = 3  # the others fold away
 
+SCRIPTS = ("report", "swatch", "filter", "chart", "explorer", "detail", "start")  # in this order
+_SECTION_NAMES = (
+    ("machine", "Machine"), ("wrong", "Wrong"), ("not-run", "Not run"), ("latency", "Latency"), ("memory", "Memory"),
+    ("heat", "Speed-up"), ("cold", "Cold start"), ("ship", "Ship"), ("error", "Error"), ("roofline", "Peak"),
+    ("table", "All cases"), ("ran", "What ran"), ("rounds", "Rounds"), ("environment", "Environment"),
+)  # fmt: skip
 _VERDICT_MARKS = {"faster": "▲ faster", "slower": "▼ slower", "same": "= same", "ambiguous": "? ambiguous"}
 _TABLE_HEAD = (
     "arm", "part", "variant", "dtype", "batch", "heads", "q_len", "kv_len", "status", "ms", "interval", "speed-up",
@@ -40,7 +47,7 @@ class HeatCell:
 
 def render(
     run_name: str, records: Sequence[Record], manifest: Mapping[str, Any], panels: Sequence[Panel], pictures: Pictures,
-    said: Sequence[str], decisions: Sequence[Section] = (),
+    said: Sequence[str], decisions: Sequence[Section] = (), explorer: Explorer | None = None,
 ) -> str:  # fmt: skip
     """The page as text. Everything from the run is escaped; the same records give the same page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -54,7 +61,8 @@ def render(
     )
     environment.globals.update(text=text, figures=findings.figures)
     context = _context(run_name, records, manifest, panels, pictures, said)
-    return environment.get_template("report.html.j2").render(context, decisions=decisions)
+    context |= {"decisions": decisions, "explorer": explorer and _embedded(explorer)}
+    return environment.get_template("report.html.j2").render(context)
 
 
 def _context(
@@ -89,12 +97,20 @@ def _context(
         "not_proved": advice.not_proved(records, manifest),
         "share_note": advice.share_note(panels),
         "table_head": _TABLE_HEAD,
-        "table": [_table_row(r) for r in _by_interest(records)[:MAX_TABLE_ROWS]],
+        "table": [_table_row(r) for r in by_interest(records)[:MAX_TABLE_ROWS]],
         "ran": list(_what_ran(records))[:MAX_FACT_ROWS],
         "environment": list(_flat(_environment(manifest))),
         "palettes": palette_css(),
-        **{name: _Raw((HERE / f"report.{name}").read_text(encoding="utf-8")) for name in ("css", "js")},
+        "sections": _SECTION_NAMES,
+        "arm_numbers": {arm: i for i, arm in enumerate(styles_for(panels))},
+        "css": _Raw((HERE / "report.css").read_text(encoding="utf-8")),
     }
+
+
+def _embedded(explorer: Explorer) -> dict[str, "_Raw"]:
+    """The packed parts, which are safe inside a script element, and the scripts that read them."""
+    parts = {name: _Raw(getattr(explorer, name)) for name in ("meta", "data", "samples", "plotly")}
+    return parts | {"js": _Raw("".join((HERE / "scripts" / f"{n}.js").read_text(encoding="utf-8") for n in SCRIPTS))}
 
 
 class _Raw(str):
@@ -118,7 +134,12 @@ def _pictures(pictures: Pictures, section: str) -> Iterator[tuple[str, list[dict
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for picture in pictures.of(section):
         groups[picture.panel.facet.title()].append(
-            {"name": picture.name, "alt": picture.alt, "svg": _Raw(inline_svg(picture.svg, picture.alt))}
+            {
+                "name": picture.name,
+                "panel": picture.panel.number - 1,
+                "alt": picture.alt,
+                "svg": _Raw(inline_svg(picture.svg, picture.alt)),
+            }
         )
     yield from groups.items()
 
@@ -157,7 +178,7 @@ def _heat_class(record: Record) -> str:
     return ("f" if record.verdict == "faster" else "s") + ("1" if size < 1.1 else "2" if size < 1.5 else "3")
 
 
-def _by_interest(records: Sequence[Record]) -> list[Record]:
+def by_interest(records: Sequence[Record]) -> list[Record]:
     """Wrong and failed cases first, the rest as it came: what is cut off at the limit is the unremarkable."""
     return sorted(records, key=lambda r: r.status not in FAILED)
 
