@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.api import bench, export, open_run
+    from attnbench.api import bench, diff, export, open_run
     from attnbench.reference import reference_attention
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "bench", "export", "open_run", "reference_attention"]
+__all__ = ["__version__", "bench", "diff", "export", "open_run", "reference_attention"]
 
 _HOMES = {
     "bench": "attnbench.api",
+    "diff": "attnbench.api",
     "export": "attnbench.api",
     "open_run": "attnbench.api",
     "reference_attention": "attnbench.reference",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from attnbench.analysis.diff import Diff
     from attnbench.interfaces import Array, Artifact
 
 RESULTS = Path("results")
@@ -195,6 +196,19 @@ def open_run(path: str | Path) -> Run:
     judged, floor = verdicts.judge(verdicts.with_peak_fraction(records, manifest["machine_peak"]))
     manifest |= {"noise_floor": floor.floor, "delta": floor.delta, "noise_pairs": floor.pairs}
     return Run(path=Path(path), rows=judged, manifest=manifest, notices=notices)
+
+
+def diff(old: "Run | str | Path", new: "Run | str | Path") -> "Diff":
+    """Compare two runs case by case; `Diff.compared` has the findings, `Diff.adverse(category)` counts what got worse.
+
+    Raises:
+        RecordsError: not a run, of another version, or damaged.
+    """
+    from attnbench.analysis.diff import Side
+    from attnbench.analysis.diff import diff as compare
+
+    runs = [run if isinstance(run, Run) else open_run(run) for run in (old, new)]
+    return compare(*(Side(name=str(run.path), rows=run.rows, manifest=run.manifest) for run in runs))
 
 
 def rebuild_report(path: str | Path) -> Run:

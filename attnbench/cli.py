@@ -232,6 +232,8 @@ def list_plugins(as_json: Json = False) -> int:
 
 app.command(rich_help_panel=DECIDE)(cli_runs.report)
 app.command(rich_help_panel=DECIDE)(cli_convert.convert)
+app.command(rich_help_panel=DECIDE)(cli_runs.diff)
+app.command("compare", hidden=True)(cli_runs.diff)
 for _command in app.registered_commands:
     _command.cls = PlainHelp
 

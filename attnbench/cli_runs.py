@@ -1,12 +1,14 @@
 """The commands that read finished runs."""
 
+import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnbench import cli_ci, flags
-from attnbench.console import show_run
-from attnbench.options import Json
+from attnbench.console import complain, say, show_run, width
+from attnbench.options import WHERE, Json, Lists, listed, single
 
 
 def report(
@@ -24,3 +26,51 @@ def report(
     run = api.rebuild_report(path)
     show_run(run, as_json)
     return 0 if cli_ci.write(run, files) else 1
+
+
+def diff(
+    old: Annotated[str, typer.Argument(help="The run to compare with.", metavar="OLD", show_default=False)],
+    new: Annotated[str, typer.Argument(help="The run that is judged.", metavar="NEW", show_default=False)],
+    fail_on: Annotated[Lists, listed("--fail-on", help="Exit code 1 when one of these got worse; see above.")] = None,
+    as_json: Json = False,
+    markdown: Annotated[
+        str | None, single("--markdown", help="For a pull request.", metavar="FILE", panel=WHERE)
+    ] = None,
+) -> int:
+    """What changed between two runs: latency beyond noise, wrong answers, memory, kernels, status.
+
+    Categories of --fail-on:
+    mismatch: a new wrong answer; status: ran before, does not run now;
+    slower: beyond noise; memory: a larger peak; numeric: an error doubled;
+    kernel: another kernel, placement or setting of the runtime;
+    missing: measured before, not now; drift: most runtimes are slower together.
+
+    Exit code 1: one of them happened. 3: nothing can be compared, or no latency for slower.
+    """
+    paths = [flags.parse_run_dir(name, text) for name, text in (("OLD", old), ("NEW", new))]
+    from attnbench.analysis.diff import CATEGORIES
+
+    categories = flags.parse_names("--fail-on", fail_on, CATEGORIES) or []
+    target = None if markdown is None else flags.parse_file_out("--markdown", markdown, example="diff.md")
+    from attnbench import api
+    from attnbench.report import diff_text
+
+    found = api.diff(*paths)
+    if as_json:
+        say(json.dumps(diff_text.as_dict(found, categories), indent=2))
+    else:
+        say(diff_text.terminal_text(found, width=width()))
+    is_written = target is None or _write_text(target, diff_text.markdown(found))
+    return found.exit_code(categories) or int(not is_written)
+
+
+def _write_text(path: Path, text: str) -> bool:
+    """Write a file; False, and told, when that does not work."""
+    from attnbench.report.tables import write_text
+
+    try:
+        write_text(path, text)
+    except OSError as err:
+        complain(f"cannot write {str(path)!r}: {err.strerror or err}; name another file")
+        return False
+    return True
