@@ -56,6 +56,23 @@ class Pair:
     differences: tuple[Difference, ...]
     crossings: tuple[Crossing, ...]
 
+    def order_at(self, x: float) -> int:
+        """-1: the first is faster at x, 1: the second is, 0: not shown.
+
+        Between two lengths the order holds if it was shown at both, outside a crossing's interval; beyond the measured
+        lengths the last one speaks.
+        """
+        below = [d for d in self.differences if d.x <= x] or list(self.differences[:1])
+        above = [d for d in self.differences if d.x >= x] or list(self.differences[-1:])
+        if not below:
+            return 0
+        left, right = below[-1], above[0]
+        for crossing in self.crossings:
+            if left.x < x < right.x and crossing.between[0] <= left.x and right.x <= crossing.between[1]:
+                side = -1 if crossing.before == self.first else 1
+                return side if x < crossing.at.low else -side if x > crossing.at.high else 0
+        return left.sign if left.sign == right.sign else 0
+
     @property
     def undecided(self) -> tuple[int, ...]:
         """The x at which no difference can be shown."""
@@ -75,29 +92,41 @@ def pairs(panel: Panel, floor: float | None, rounds: Rounds | None = None) -> li
 
 
 def compare(panel: Panel, first: str, second: str, floor: float | None, rounds: Rounds | None = None) -> Pair:
-    """Two arms of a panel: their difference at every x, and where their order changes.
+    """Two arms of a panel: their difference at every x, and where their order changes."""
+    return compare_series(first, series(panel, first), second, series(panel, second), floor, rounds)
+
+
+def series(panel: Panel, arm: str) -> dict[int, Record]:
+    """The right and timed cases of an arm by x."""
+    cells = zip(panel.xs, panel.row(arm), strict=True)
+    return {x: r for x, r in cells if r is not None and latency_ms(r) is not None}
+
+
+def compare_series(
+    first: str,
+    first_records: Mapping[int, Record],
+    second: str,
+    second_records: Mapping[int, Record],
+    floor: float | None,
+    rounds: Rounds | None = None,
+) -> Pair:
+    """Two series of cases: their difference at every x that both have, and where their order changes.
 
     Args:
-        panel: one chart.
-        first: an arm of it.
-        second: another.
+        first: what the first is called.
+        first_records: x to a right and timed case.
+        second: what the second is called.
+        second_records: likewise.
         floor: the noise floor of the run, a fraction; None: not known, 1 % is used for what may be called different.
         rounds: block medians of the cases; where they lack, intervals of the records are used.
     """
-    differences = []
-    for x in panel.xs:
-        a, b = panel.cells.get((first, x)), panel.cells.get((second, x))
-        if a is not None and b is not None and latency_ms(a) is not None and latency_ms(b) is not None:
-            differences.append(_difference(x, a, b, floor or 0.0, rounds or {}))
+    xs = sorted(first_records.keys() & second_records.keys())
+    differences = [_difference(x, first_records[x], second_records[x], floor or 0.0, rounds or {}) for x in xs]
+    times = {x: second_records[x].latency_ms_median or 0.0 for x in xs}
     return Pair(
         first=first, second=second, differences=tuple(differences),
-        crossings=tuple(_crossings(first, second, differences, floor or 0.0, _times(panel, second))),
+        crossings=tuple(_crossings(first, second, differences, floor or 0.0, times)),
     )  # fmt: skip
-
-
-def _times(panel: Panel, arm: str) -> dict[int, float]:
-    found = {x: latency_ms(r) for x, r in zip(panel.xs, panel.row(arm), strict=True) if r is not None}
-    return {x: ms for x, ms in found.items() if ms is not None}
 
 
 def _difference(x: int, a: Record, b: Record, floor: float, rounds: Rounds) -> Difference:

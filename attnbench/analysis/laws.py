@@ -71,6 +71,12 @@ class Law:
         half = self.t_quantile * math.sqrt(max(0.0, float(row @ self.covariance @ row)))
         return Estimate(max(0.0, min(center - half, mid)), mid, max(center + half, mid))
 
+    def predict(self, x: float) -> Estimate:
+        """What a measurement at x would give: the interval of the law there and the misfit of single points."""
+        mean = self.at(x)
+        half = math.hypot(max(mean.high - mean.mid, mean.mid - mean.low), self.t_quantile * self.misfit * mean.mid)
+        return Estimate(max(0.0, mean.mid - half), mean.mid, mean.mid + half)
+
     def shares(self, x: float) -> tuple[float, float, float]:
         """The parts of the value at x that are fixed, linear and quadratic; they add up to 1."""
         parts = self.terms * np.array([1.0, x, x * x])

@@ -1,0 +1,58 @@
+"""A workload file is read as it is meant, or refused with its row."""
+
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis.workload import Requests, by_length, read_workload
+from attnbench.errors import InputError
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "lengths.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_rows_of_the_same_size_are_added_up(tmp_path: Path) -> None:
+    path = written(tmp_path, "batch_size,seq_len,count\n1,512,3\n8,128,2\n1,512,1.5\n")
+    assert read_workload(path) == [Requests(1, 512, 4.5), Requests(8, 128, 2.0)]
+
+
+def test_only_lengths_count_once_each(tmp_path: Path) -> None:
+    assert read_workload(written(tmp_path, "\ufeffT\r\n128\r\n128\r\n\r\n300\r\n")) == [
+        Requests(1, 128, 2.0),
+        Requests(1, 300, 1.0),
+    ]
+
+
+def test_lengths_of_all_batch_sizes_together() -> None:
+    assert by_length([Requests(1, 128, 2.0), Requests(8, 128, 3.0), Requests(1, 64, 1.0)]) == {128: 5.0, 64: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("batch_size,count\n1,2\n", "no column seq_len"),
+        ("seq_len,T\n1,2\n", "seq_len twice"),
+        ("seq_len\n12.5\n", "row 2: seq_len must be a whole number"),
+        ("seq_len\n0\n", "row 2: seq_len"),
+        ("seq_len\n-4\n", "row 2: seq_len"),
+        ("seq_len\n99999999999999\n", "row 2: seq_len"),
+        ("seq_len,count\n8,nan\n", "row 2: count"),
+        ("seq_len,count\n8,-1\n", "row 2: count"),
+        ("seq_len,count\n8\n", "row 2: count"),
+        ("seq_len,count\n8,0\n", "has no requests"),
+        ("seq_len\n", "has no requests"),
+        (b"\xff\xfe\x00seq", "not UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str | bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_workload(written(tmp_path, text))
+
+
+def test_a_missing_file_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the workload"):
+        read_workload(tmp_path / "none.csv")
