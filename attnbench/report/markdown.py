@@ -10,7 +10,15 @@ from typing import Any
 
 from attnbench.analysis.groups import Panel, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
-from attnbench.report.findings import did_not_run, machine_facts, pick_at, progress_note, trust_line, wrong_answers
+from attnbench.report.findings import (
+    Trouble,
+    did_not_run,
+    machine_facts,
+    pick_at,
+    progress_note,
+    trust_line,
+    wrong_answers,
+)
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number, fmt_ratio, printable
 
 MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
@@ -23,7 +31,7 @@ _HEAD = (
 
 
 def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: str) -> str:
-    """A table per variant with a row per T, what is wrong or did not run, the trust line: at most 60,000 characters.
+    """What failed, a table per variant with a row per T, what did not run, the trust line: at most 60,000 characters.
 
     Args:
         records: judged records.
@@ -31,10 +39,12 @@ def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run
         run_dir: where the run lies, as a person would type it.
     """
     panels = make_panels(records)
+    failures, others = _troubles(panels, manifest, run_dir)
     head = [f"### attnbench: {_counts(records)}"]
     if note := progress_note(records, manifest, run_dir):
         head.append(f"**{plain(note)}**")
-    tail = _troubles(panels, manifest, run_dir)
+    head += ["\n".join(failures)] if failures else []
+    tail = ["\n".join(others)] if others else []
     tail.append(plain(" ".join(trust_line(records, manifest))))
     facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in machine_facts(manifest))
     tail.append(f"<details><summary>machine and versions</summary>\n\n{facts}\n\n</details>")
@@ -46,8 +56,9 @@ def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run
 
 def plain(text: str) -> str:
     """Text whose Markdown and HTML characters stand for themselves, on one line."""
-    text = " ".join(printable(" ".join(text.split())).split())
-    return re.sub(r"([\\`*_{}\[\]<>#|~@&])", r"\\\1", text)
+    text = re.sub(r"([\\`*_{}\[\]<>#|~&])", r"\\\1", printable(" ".join(text.split())))
+    # GitHub looks for @names and #numbers in the finished page, where a backslash is gone.
+    return re.sub(r"(?<!\w)([@#])(?=\w)", r"\1<!-- -->", text)
 
 
 def code(text: str) -> str:
@@ -118,26 +129,29 @@ def _smallest(panel: Panel, x: int) -> str:
     return f"{code(arm)} {fmt_bytes(peak)}"
 
 
-def _troubles(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str) -> list[str]:
-    """Wrong answers, failures, and what did not run, each with its reason and way out."""
+def _troubles(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str) -> tuple[list[str], list[str]]:
+    """What failed, and what did not run: a line each, with reason and way out."""
+    found = did_not_run(panels, manifest, run_dir)
     wrong = [
         f"- **mismatch** {code(row['arm'])}, {plain(row['where'])}, {plain(row['x'])}: {plain(_cut(row['gates']))}"
         for row in wrong_answers(panels)
     ]
-    troubles = did_not_run(panels, manifest, run_dir)
-    lines = wrong[:MAX_TROUBLES]
-    if len(wrong) > MAX_TROUBLES:
-        lines.append(f"- {fmt_count(len(wrong) - MAX_TROUBLES, 'more wrong answer')} in the report")
-    for trouble in troubles[:MAX_TROUBLES]:
-        status = f"**{trouble.status}**" if trouble.status in FAILED else trouble.status
-        way_out = f" Way out: {plain(_cut(trouble.way_out))}." if trouble.way_out else ""
-        lines.append(
-            f"- {status} {code(trouble.arm)} ({fmt_count(trouble.count, 'case')}; {plain(trouble.where)}): "
-            f"{plain(_cut(trouble.reason))}.{way_out}"
-        )
-    if len(troubles) > MAX_TROUBLES:
-        lines.append(f"- {fmt_count(len(troubles) - MAX_TROUBLES, 'more reason')} in the report")
-    return ["\n".join(lines)] if lines else []
+    failed = [_line(trouble) for trouble in found if trouble.status in FAILED]
+    others = [_line(trouble) for trouble in found if trouble.status not in FAILED]
+    return _some(wrong, "wrong answer") + _some(failed, "reason"), _some(others, "reason")
+
+
+def _line(trouble: Trouble) -> str:
+    status = f"**{trouble.status}**" if trouble.status in FAILED else trouble.status
+    way_out = f" Way out: {plain(_cut(trouble.way_out))}." if trouble.way_out else ""
+    where = f"{fmt_count(trouble.count, 'case')}; {plain(trouble.where)}"
+    return f"- {status} {code(trouble.arm)} ({where}): {plain(_cut(trouble.reason))}.{way_out}"
+
+
+def _some(lines: list[str], noun: str) -> list[str]:
+    """The first ones, and how many there are more."""
+    more = len(lines) - MAX_TROUBLES
+    return lines[:MAX_TROUBLES] + ([f"- {fmt_count(more, f'more {noun}')} in the report"] if more > 0 else [])
 
 
 def _cut(text: str) -> str:
