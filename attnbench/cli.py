@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnbench import cli_ci, cli_convert, cli_runs, flags, plugins
+from attnbench import cli_advise, cli_ci, cli_convert, cli_runs, flags, plugins
 from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
 from attnbench.options import (
@@ -231,6 +231,7 @@ def list_plugins(as_json: Json = False) -> int:
 
 
 app.command(rich_help_panel=DECIDE)(cli_runs.report)
+app.command(rich_help_panel=DECIDE)(cli_advise.advise)
 app.command(rich_help_panel=DECIDE)(cli_convert.convert)
 app.command(rich_help_panel=DECIDE)(cli_runs.diff)
 app.command("compare", hidden=True)(cli_runs.diff)

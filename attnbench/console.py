@@ -47,6 +47,11 @@ def is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def encoding() -> str:
+    """What stdout can hold."""
+    return getattr(sys.stdout, "encoding", None) or "ascii"
+
+
 def color() -> bool:
     """May text be coloured?"""
     return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -59,5 +64,4 @@ def show_run(run: "Run", as_json: bool) -> None:
     if as_json:
         say(json.dumps(terminal.run_as_dict(run), indent=2))
         return
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    say(terminal.run_text(run, width=width(), color=color(), encoding=encoding))
+    say(terminal.run_text(run, width=width(), color=color(), encoding=encoding()))

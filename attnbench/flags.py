@@ -1,5 +1,6 @@
 """Flags of the command line: text in, checked values out, one sentence for whatever is wrong."""
 
+import math
 import os
 import re
 import unicodedata
@@ -127,6 +128,24 @@ def parse_duration(flag: str, text: str | None) -> float | None:
     from attnbench.sweep.grid import parse_duration as parse
 
     return None if text is None else _above_zero(flag, text, _blame(flag, parse, text))
+
+
+def parse_positive(flag: str, text: str | None, *, example: str, may_be_zero: bool = False) -> float | None:
+    """A finite number above 0.
+
+    Raises:
+        InputError: anything else.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+        rule = "of at least 0" if may_be_zero else "above 0"
+        raise InputError(f"{flag} must be a number {rule}, got {text!r}; write for example {flag} {example}")
+    return value
 
 
 def parse_size(flag: str, text: str | None) -> int | None:

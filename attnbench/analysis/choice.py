@@ -13,6 +13,7 @@ from attnbench.analysis.arm_laws import ArmLaws, arm_laws, memory_bytes
 from attnbench.analysis.crossovers import Pair, Rounds, compare_series, series
 from attnbench.analysis.groups import Panel, latency_ms
 from attnbench.analysis.laws import Estimate, Law
+from attnbench.analysis.profiles import Partition, partitions
 from attnbench.analysis.workload import Requests
 from attnbench.records import Record
 
@@ -274,3 +275,26 @@ def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
 def _largest(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return max(known) if len(known) == len(values) and known else None
+
+
+def profiles_of(advice: Advice, *, most: int, switch_ms: float) -> list[Partition]:
+    """The best partitions of the workload's T into 1 to `most` profiles, by the time of the fastest single arm.
+
+    Args:
+        advice: of a workload; without an arm that serves all of it there are no partitions.
+        most: the largest number of profiles.
+        switch_ms: what a change of profile between two requests takes.
+    """
+    if not advice.policies:
+        return []
+    counts: dict[int, float] = {}
+    spent: dict[int, float] = {}
+    for decision in advice.decisions:
+        latency = decision.option(advice.policies[0].candidate).latency_ms
+        t, number = decision.requests.seq_len, decision.requests.number
+        counts[t] = counts.get(t, 0.0) + number
+        spent[t] = spent.get(t, 0.0) + number * (latency.mid if latency is not None else 0.0)
+    cost, slowest = {}, 0.0
+    for t in sorted(counts):  # padding to a longer T never saves time, whatever noise or another batch size says
+        slowest = cost[t] = max(slowest, spent[t] / counts[t])
+    return partitions(counts, cost.__getitem__, most=most, switch_cost=switch_ms)

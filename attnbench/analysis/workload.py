@@ -2,7 +2,6 @@
 
 import csv
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,11 +83,3 @@ def _row(path: Path, number: int, row: list[str], columns: dict[str, int]) -> tu
     if not (math.isfinite(count) and count >= 0.0):
         raise InputError(f"{str(path)!r}, row {number}: count must be a number of at least 0, got {text!r}; correct it")
     return (sizes[0], sizes[1]), count
-
-
-def by_length(workload: Iterable[Requests]) -> dict[int, float]:
-    """Requests by T, of all batch sizes together."""
-    counts: dict[int, float] = {}
-    for requests in workload:
-        counts[requests.seq_len] = counts.get(requests.seq_len, 0.0) + requests.number
-    return counts

@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.arm_laws import ArmLaws, arm_laws
 from attnbench.analysis.bounds import Bound, bounds
+from attnbench.analysis.choice import Limits, advise
 from attnbench.analysis.crossovers import Crossing, Pair, Rounds, pairs
 from attnbench.analysis.frontier import Frontier, frontiers
 from attnbench.analysis.groups import Panel
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.rounds import block_medians
+from attnbench.report.advise_text import advice_section
+from attnbench.report.rounds import Sources, samples_folder
 from attnbench.report.sections import Section, Table
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_number, fmt_percent, fmt_ratio
 
@@ -40,6 +42,7 @@ def decisions(
     bandwidth = (manifest.get("machine_bandwidth") or {}).get("gbytes_per_s")
     several = len({panel.facet for panel in shown}) > 1
     sections = [
+        advice_section(advise(shown, None, Limits(), floor, rounds), Limits(), {}, has_workload=False),
         _crossovers_section(shown, floor, rounds, several),
         _laws_section(shown, laws, several),
         _frontier_section(shown, laws, manifest, budgets or BUDGETS, several),
@@ -52,15 +55,17 @@ def decisions(
     ]
 
 
-def read_rounds(run_dir: Path, panels: Sequence[Panel]) -> tuple[Rounds, list[str]]:
-    """Block medians of the problems that the sections look at, and what could not be read."""
-    records = [r for panel in panels[:MAX_PANELS] for r in panel.records if r.sample_count]
+def read_rounds(
+    sources: Sources, panels: Sequence[Panel], *, most: int | None = MAX_PANELS
+) -> tuple[Rounds, list[str]]:
+    """Block medians of the problems of these panels (the first `most`), and what could not be read."""
+    records = [r for panel in panels[:most] for r in panel.records if r.sample_count]
     found: dict[tuple[str, str], dict[int, float]] = {}
     problems: list[str] = []
     for run_id in dict.fromkeys(r.run_id for r in records):
         wanted = [r.problem_id for r in records if r.run_id == run_id]
         try:
-            medians, unread = block_medians(run_dir / "samples", run_id, wanted)
+            medians, unread = block_medians(samples_folder(sources, run_id), run_id, wanted)
         except ImportError as err:
             return {}, [f"{err.name} is not installed: crossovers use the intervals of records; pip install {err.name}"]
         found |= medians

@@ -19,6 +19,14 @@ WIDTH_IN, ROW_IN = 4.9, 0.5
 SPAN = 1.25  # the band shown around the arm's median; what lies outside sits at the edge as a triangle
 
 
+Sources = Path | Mapping[str, Path]  # the run directory; of several runs each one's, by run_id
+
+
+def samples_folder(sources: Sources, run_id: str) -> Path:
+    """Where the raw samples of a run lie."""
+    return (sources if isinstance(sources, Path) else sources[run_id]) / "samples"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Visits:
     """One worker's visits: per round the median, fastest and slowest call in ms."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.workload import Requests, by_length, read_workload
+from attnbench.analysis.workload import Requests, read_workload
 from attnbench.errors import InputError
 
 
@@ -24,10 +24,6 @@ def test_only_lengths_count_once_each(tmp_path: Path) -> None:
         Requests(1, 128, 2.0),
         Requests(1, 300, 1.0),
     ]
-
-
-def test_lengths_of_all_batch_sizes_together() -> None:
-    assert by_length([Requests(1, 128, 2.0), Requests(8, 128, 3.0), Requests(1, 64, 1.0)]) == {128: 5.0, 64: 1.0}
 
 
 @pytest.mark.parametrize(
