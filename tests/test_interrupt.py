@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,14 +15,14 @@ ATTNBENCH = str(Path(sys.executable).with_name("attnbench"))
 TINY = ("--heads", "1", "--head-dim", "8", "--variants", "self", "--runtimes", "torch-sdpa", "-q", "-o", "run")
 
 
-def start(folder: Path, lengths: str) -> "subprocess.Popen[str]":
-    command = [ATTNBENCH, "bench", "-s", lengths, "--time-budget", "300s", *TINY]
+def start(folder: Path, lengths: str, *more: str) -> "subprocess.Popen[str]":
+    command = [ATTNBENCH, "bench", "-s", lengths, "--time-budget", "300s", *TINY, *more]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_keeps_and_reports_what_is_finished(tmp_path: Path, number: signal.Signals) -> None:
-    process = start(tmp_path, ",".join(str(t) for t in range(8, 108)))
+    process = start(tmp_path, ",".join(str(t) for t in range(8, 108)), "--junit", "run/junit.xml")
     records = tmp_path / "run" / "records.jsonl"
     deadline = time.monotonic() + 90
     while not (records.exists() and records.read_text().count("\n") >= 2):
@@ -35,6 +36,9 @@ def test_a_stopped_run_keeps_and_reports_what_is_finished(tmp_path: Path, number
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["interrupted"] is True
     assert (tmp_path / "run" / "records.csv").read_text().count("\n") >= done
     assert (tmp_path / "run" / "report.html").exists()
+    assert errors == "attnbench: interrupted\n"
+    suite = ElementTree.parse(tmp_path / "run" / "junit.xml").getroot()
+    assert (suite.get("tests"), suite.get("errors")) == (str(done + 1), "1")  # one for all that have no record
     assert _left_running(process.pid) == []
 
 
