@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.analysis.groups import make_panels
 from attnbench.errors import InputError, RecordsError
 from attnbench.measure import environment, verdicts
 from attnbench.records import FAILED, Record
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from attnbench.analysis.arm_laws import ArmLaws
+    from attnbench.analysis.choice import Advice, Limits
+    from attnbench.analysis.crossovers import Pair, Rounds
     from attnbench.analysis.diff import Diff
+    from attnbench.analysis.profiles import Partition
+    from attnbench.analysis.workload import Requests
     from attnbench.interfaces import Array, Artifact
 
 RESULTS = Path("results")
@@ -36,6 +42,7 @@ class Run:
     manifest: Mapping[str, Any]
     notices: list[str] = field(default_factory=list)
     is_reported: bool = True  # False: records.csv or report.html could not be written; `notices` say why
+    sources: Mapping[str, Path] = field(default_factory=dict)  # of a merged report: run directories by run_id
 
     @property
     def records(self) -> "pd.DataFrame":
@@ -44,22 +51,52 @@ class Run:
 
         return pd.DataFrame([r.model_dump() for r in self.rows], columns=list(Record.model_fields))
 
-    def samples(self, case_id: str) -> "pd.DataFrame":
+    def samples(self, case_id: str, run_id: str | None = None) -> "pd.DataFrame":
         """Raw samples of a case: replica, round, sample, latency_ns.
 
+        Args:
+            case_id: of the records.
+            run_id: of which run, in a merged report where several have the case.
+
         Raises:
-            InputError: no such case, or it was not timed.
+            InputError: no such case, several, or it was not timed.
         """
         import pandas as pd
 
-        row = next((r for r in self.rows if r.case_id == case_id), None)
-        if row is None:
-            raise InputError(f"no case {case_id!r} in {self.path}; the column case_id of records names them")
-        path = self.path / "samples" / f"{row.problem_id}.parquet"
+        rows = [r for r in self.rows if r.case_id == case_id and run_id in (None, r.run_id)]
+        if not rows:
+            where = f" of run {run_id!r}" if run_id else ""
+            raise InputError(f"no case {case_id!r}{where} in {self.path}; the column case_id of records names them")
+        if len(rows) > 1:
+            raise InputError(
+                f"several runs have case {case_id!r}; give run_id too: {', '.join(r.run_id for r in rows)}"
+            )
+        row = rows[0]
+        path = self.sources.get(row.run_id, self.path) / "samples" / f"{row.problem_id}.parquet"
         if row.sample_count is None or not path.exists():
             raise InputError(f"case {case_id!r} has no samples: status {row.status}, {row.reason or 'not timed'}")
         table = pd.read_parquet(path)
         return table[table["case_id"] == case_id].drop(columns="case_id").reset_index(drop=True)
+
+    def block_medians(self) -> "Rounds":
+        """(run_id, case_id) -> round -> median of the visit in ns; what cannot be read is left out."""
+        from attnbench.report.decisions import read_rounds
+
+        return read_rounds(self.sources or self.path, make_panels(self.rows), most=None)[0]
+
+    def laws(self) -> "dict[tuple[int, str], ArmLaws]":
+        """(number of the chart in the report, arm) -> its laws of latency and memory over T."""
+        from attnbench.analysis.arm_laws import arm_laws
+
+        floor = self.manifest.get("noise_floor")
+        return {(p.number, arm): law for p in make_panels(self.rows) for arm, law in arm_laws(p, floor).items()}
+
+    def crossovers(self) -> "dict[int, list[Pair]]":
+        """Number of the chart in the report -> the pairs that matter, with their differences and crossings."""
+        from attnbench.analysis.crossovers import pairs
+
+        rounds, floor = self.block_medians(), self.manifest.get("noise_floor")
+        return {p.number: pairs(p, floor, rounds) for p in make_panels(self.rows)}
 
     def plot(self, kind: str = "latency", variant: str | None = None) -> "Figure":
         """A matplotlib figure of the run: `latency`, `memory`, `error` or `roofline` against T.
@@ -67,9 +104,10 @@ class Run:
         Raises:
             InputError: an unknown kind, or a variant that the run does not have.
         """
+        from attnbench.report.merged import run_names
         from attnbench.report.pictures import plot
 
-        return plot(self.rows, kind, variant)
+        return plot(self.rows, kind, variant, run_names(self.manifest))
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +126,16 @@ class Run:
             if any(r.status != "ok" for r in self.rows if name in (r.arm, r.runtime)):
                 return 1
         return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What `advise` found."""
+
+    advices: "list[Advice]"
+    limits: "Limits"
+    profiles: "dict[str, list[Partition]]"  # name of an advice -> the best cut into 1, 2, ... profiles
+    has_workload: bool
 
 
 def bench(
@@ -115,6 +163,9 @@ def bench(
     seed: int | None = None,
     require: Sequence[str] | None = None,
     oom_skip: bool | None = None,
+    refine: bool | None = None,
+    memory_budget_bytes: int | None = None,
+    measure_frontier: bool | None = None,
     progress: Progress | None = None,
     command: str | None = None,
     on_plan: Any = None,
@@ -209,6 +260,43 @@ def diff(old: "Run | str | Path", new: "Run | str | Path") -> "Diff":
 
     runs = [run if isinstance(run, Run) else open_run(run) for run in (old, new)]
     return compare(*(Side(name=str(run.path), rows=run.rows, manifest=run.manifest) for run in runs))
+
+
+def advise(
+    run: "Run | str | Path",
+    workload: "str | Path | Sequence[Requests] | None" = None,
+    *,
+    max_latency_ms: float | None = None,
+    max_memory_bytes: int | None = None,
+    max_error: float | None = None,
+    max_profiles: int = 4,
+    switch_ms: float = 0.0,
+) -> "Answer":
+    """Which arm for which request: `Answer.advices` per variant, `Answer.profiles` for compiled engines.
+
+    Args:
+        run: a run directory or an open run.
+        workload: a CSV file (seq_len, perhaps batch_size and count), or its rows; None: every measured size once.
+        max_latency_ms: of every single request, at the upper end of its interval.
+        max_memory_bytes: likewise, above the loaded and bound model.
+        max_error: of the worst row, relative.
+        max_profiles: into how many optimisation profiles the lengths of a workload may be cut.
+        switch_ms: what a change of profile takes; it is not measured here.
+
+    Raises:
+        InputError: a workload that cannot be read.
+        RecordsError: not a run, of another version, or damaged.
+    """
+    from attnbench.analysis import choice
+    from attnbench.analysis.workload import read_workload
+
+    opened = run if isinstance(run, Run) else open_run(run)
+    requests = read_workload(Path(workload)) if isinstance(workload, str | Path) else workload
+    limits = choice.Limits(latency_ms=max_latency_ms, memory_bytes=max_memory_bytes, error=max_error)
+    floor = opened.manifest.get("noise_floor")
+    found = choice.advise(make_panels(opened.rows), requests, limits, floor, opened.block_medians())
+    cut = {a.name: choice.profiles_of(a, most=max_profiles, switch_ms=switch_ms) for a in found if requests is not None}
+    return Answer(advices=found, limits=limits, profiles=cut, has_workload=requests is not None)
 
 
 def rebuild_report(path: str | Path) -> Run:

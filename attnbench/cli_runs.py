@@ -8,24 +8,50 @@ import typer
 
 from attnbench import cli_ci, flags
 from attnbench.console import complain, say, show_run, width
+from attnbench.errors import InputError
 from attnbench.options import WHERE, Json, Lists, listed, single
 
 
 def report(
-    run_dir: Annotated[str, typer.Argument(help="A folder that bench made.", metavar="RUN_DIR", show_default=False)],
+    run_dirs: Annotated[
+        list[str], typer.Argument(help="Folders that bench made.", metavar="RUN_DIR...", show_default=False)
+    ],
+    out: Annotated[
+        str | None, single("-o", "--out", help="A new folder, for several runs.", metavar="DIR", panel=WHERE)
+    ] = None,
     as_json: Json = False,
     junit: cli_ci.Junit = None,
     markdown: cli_ci.Markdown = None,
     metrics: cli_ci.Metrics = None,
 ) -> int:
-    """Write CSV, plots and HTML of a run again, from its records."""
-    path = flags.parse_run_dir("RUN_DIR", run_dir)
-    files = cli_ci.parse({"junit": junit, "markdown": markdown, "metrics": metrics}, run_dir=path)
+    """Write CSV, plots and HTML of a run again, from its records; of several runs into one new folder."""
+    paths = [flags.parse_run_dir("RUN_DIR", text) for text in run_dirs]
+    for_ci = {"junit": junit, "markdown": markdown, "metrics": metrics}
+    if len(paths) > 1:
+        return _merged_report(paths, out, [f"--{name}" for name, value in for_ci.items() if value], as_json)
+    if out is not None:
+        raise InputError(f"--out is for several runs, got {out!r}; the report of one run is written into the run")
+    files = cli_ci.parse(for_ci, run_dir=paths[0])
     from attnbench import api
 
-    run = api.rebuild_report(path)
+    run = api.rebuild_report(paths[0])
     show_run(run, as_json)
     return 0 if cli_ci.write(run, files) else 1
+
+
+def _merged_report(paths: list[Path], out: str | None, for_one: list[str], as_json: bool) -> int:
+    if for_one:
+        raise InputError(f"{', '.join(for_one)} is for one run, got {len(paths)} runs; write it for each run")
+    target = flags.parse_out("--out", out)
+    if target is None:
+        raise InputError(
+            f"a report of {len(paths)} runs needs a folder of its own; add -o DIR, the runs stay as they are"
+        )
+    from attnbench.merging import merge
+
+    run = merge(paths, target)
+    show_run(run, as_json)
+    return 0 if run.is_reported else 1
 
 
 def diff(

@@ -101,7 +101,7 @@ class Diff:
         return sum(any(f.category == category and f.is_adverse for f in case.findings) for case in self.compared)
 
     def exit_code(self, fail_on: Iterable[str]) -> int:
-        """1 when a named category has something adverse; 3 when nothing, or no latency for `slower`, could be judged."""
+        """1: a named category has something adverse; 3: nothing, or no latency for `slower`, was judged; else 0."""
         asked = set(fail_on)
         if any(self.adverse(category) for category in asked):
             return 1

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.problem import DTYPE_BYTES
@@ -25,6 +25,9 @@ class Facet:
     device: str | None
     threads: int | None
     latency_scope: str | None
+    run_id: str | None = None  # this and the next two only where there are several runs
+    run: str | None = None  # what the run is called
+    machine: str | None = None  # only where there are several machines
 
     def title(self) -> str:
         """`block, fp32, batch 1, 8 heads of 64, cpu, 1 thread, host time`."""
@@ -38,6 +41,8 @@ class Facet:
             words.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
         if self.latency_scope:
             words.append(f"{self.latency_scope} time")
+        if self.run:
+            words.append(f"{self.run} on {self.machine}" if self.machine else self.run)
         return ", ".join(words)
 
     def query(self) -> str:
@@ -45,6 +50,7 @@ class Facet:
         return (
             f"part == {self.part!r} and dtype == {self.dtype!r} and batch_size == {self.batch_size} "
             f"and num_heads == {self.num_heads} and head_dim == {self.head_dim}"
+            + (f" and run_id == {self.run_id!r}" if self.run_id else "")
         )
 
 
@@ -146,15 +152,24 @@ def series_names(records: Sequence[Record], x_name: str) -> list[str]:
     return [f"{name} #{i}" for i, name in enumerate(names)] if len(set(names)) < len(names) else names
 
 
-def make_panels(records: Iterable[Record]) -> list[Panel]:
-    """All panels: the facet with the most rows first, within it in the order of the records."""
+def make_panels(records: Iterable[Record], run_names: Mapping[str, str] | None = None) -> list[Panel]:
+    """All panels: the facet with the most rows first, within it in the order of the records.
+
+    Runs never share a panel: each has its own noise, clock and set of fastest arms.
+
+    Args:
+        records: of one run or of several.
+        run_names: what runs are called, by run_id; without one the run_id is its name.
+    """
+    rows = list(records)
     facets: dict[Facet, list[Record]] = defaultdict(list)
     by_geometry: dict[tuple[object, ...], list[Record]] = defaultdict(list)
-    for record in records:
-        by_geometry[_geometry(record)].append(record)
+    for record in rows:
+        by_geometry[(record.run_id, *_geometry(record))].append(record)
+    places = _Places(rows, run_names or {})
     for group in by_geometry.values():
         for record, conditions in zip(group, _conditions(group), strict=True):
-            facets[_facet(record, conditions)].append(record)
+            facets[places.of(record, _facet(record, conditions))].append(record)
     panels: list[Panel] = []
     for facet, rows in sorted(facets.items(), key=lambda item: -len(item[1])):
         for variant, note, x_name, members in _variants(rows):
@@ -165,6 +180,28 @@ def make_panels(records: Iterable[Record]) -> list[Panel]:
                 )
             )  # fmt: skip
     return panels
+
+
+class _Places:
+    """Run and machine of facets, named where there are several."""
+
+    def __init__(self, records: Sequence[Record], names: Mapping[str, str]) -> None:
+        self._names = names
+        self._has_runs = len({r.run_id for r in records}) > 1
+        seen: dict[tuple[str, str | None], Counter[str]] = defaultdict(Counter)
+        for r in records:
+            if r.device_name:
+                seen[r.run_id, r.device][r.device_name] += 1
+        self._machines = {place: counts.most_common(1)[0][0] for place, counts in seen.items()}
+        self._has_machines = self._has_runs and len(set(self._machines.values())) > 1
+
+    def of(self, record: Record, facet: Facet) -> Facet:
+        """The facet with the record's run and machine; unchanged where there is one run."""
+        if not self._has_runs:
+            return facet
+        machine = self._machines.get((record.run_id, facet.device)) if self._has_machines else None
+        name = self._names.get(record.run_id, record.run_id)
+        return replace(facet, run_id=record.run_id, run=name, machine=machine)
 
 
 def _geometry(r: Record) -> tuple[object, ...]:

@@ -69,7 +69,8 @@ def what_to_ship(panel: Panel) -> str:
     peak = peak_bytes(rows[-1])
     if peak is not None:
         sentence += f", peak memory {fmt_bytes(peak)} at {panel.x_label} = {getattr(rows[-1], panel.x_name)}"
-    return sentence + _file_note(rows[-1])
+    note = _file_note(rows[-1])
+    return sentence + (note.replace("artifacts/", f"artifacts/ of {panel.facet.run}") if panel.facet.run else note)
 
 
 def _preference(panel: Panel, arm: str) -> tuple[float, ...]:
@@ -133,7 +134,8 @@ def _devices(right: Sequence[Record], manifest: Mapping[str, Any]) -> str:
     threads = unique(str(r.threads) for r in right if r.threads is not None) or [
         str(manifest.get("threads", "unknown"))
     ]
-    text = f"Machines: any other than this one; threads other than {fmt_list(threads)}."
+    these = "these" if manifest.get("merged") else "this one"
+    text = f"Machines: any other than {these}; threads other than {fmt_list(threads)}."
     return text + (" Nothing ran on a GPU." if all(d.startswith("cpu") for d in devices) else "")
 
 

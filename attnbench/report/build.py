@@ -1,17 +1,20 @@
 """All files of a report, the most precious first; what cannot be made is said, not raised."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.groups import make_panels
+from attnbench.analysis.crossovers import Rounds
+from attnbench.analysis.groups import Panel, make_panels
 from attnbench.records import Record
 from attnbench.report import tables
 from attnbench.report.decisions import decisions, read_rounds
 from attnbench.report.html import by_interest, render
+from attnbench.report.merged import run_names, runs_of
 from attnbench.report.page_data import make_explorer
 from attnbench.report.pictures import draw_all
+from attnbench.report.sections import Section
 
 
 @dataclass(kw_only=True)
@@ -27,8 +30,9 @@ class ReportFiles:
 
 
 def build_report(
-    run_dir: Path, records: list[Record], manifest: Mapping[str, Any], notices: Sequence[str] = ()
-) -> ReportFiles:
+    run_dir: Path, records: list[Record], manifest: Mapping[str, Any], notices: Sequence[str] = (),
+    sources: Mapping[str, Path] | None = None,
+) -> ReportFiles:  # fmt: skip
     """Write records.csv, records.parquet, samples.parquet, plots/ and report.html into `run_dir`, each atomically.
 
     Args:
@@ -36,6 +40,7 @@ def build_report(
         records: judged records (verdict and fastest are filled).
         manifest: of the run; every key may be missing.
         notices: what reading the run already had to say; shown in the report.
+        sources: of a merged report the run directories, by run_id; their samples are read there and stay there.
     """
     files = ReportFiles()
     files.csv = _attempt(files, run_dir / "records.csv", lambda path: tables.write_csv(path, records))
@@ -45,20 +50,34 @@ def build_report(
     def merge(path: Path) -> None:
         files.problems += tables.merge_samples(run_dir / "samples", path, problem_ids)
 
-    files.samples = _attempt(files, run_dir / "samples.parquet", merge)
-    panels = make_panels(records)
-    pictures = draw_all(run_dir, panels)
+    if sources is None:
+        files.samples = _attempt(files, run_dir / "samples.parquet", merge)
+    panels = make_panels(records, run_names(manifest))
+    pictures = draw_all(run_dir, panels, sources)
     files.problems += pictures.problems
     files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
-    explorer = make_explorer(run_dir, by_interest(records), panels, manifest)
+    explorer = make_explorer(run_dir if sources is None else sources, by_interest(records), panels, manifest)
     files.problems += [p for p in explorer.problems if p not in files.problems]
-    rounds, unread = read_rounds(run_dir, panels)
+    rounds, unread = read_rounds(run_dir if sources is None else sources, panels)
     files.problems += [p for p in unread if p not in files.problems]
-    decided = decisions(panels, manifest, rounds)
+    decided = _decide(panels, manifest, rounds)
     said = [*notices, *files.problems]
     page = render(run_dir.name, records, manifest, panels, pictures, said, decided, explorer=explorer)
     files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))
     return files
+
+
+def _decide(panels: Sequence[Panel], manifest: Mapping[str, Any], rounds: Rounds) -> list[Section]:
+    """The sections; of several runs each run's own, since each has its own noise, peak and limits."""
+    runs = runs_of(manifest)
+    if not runs:
+        return decisions(panels, manifest, rounds)
+    found = []
+    for i, run in enumerate(runs, 1):
+        mine = [panel for panel in panels if panel.facet.run_id == run.manifest["run_id"]]
+        sections = decisions(mine, run.manifest, rounds)
+        found += [replace(s, id=f"{s.id}-{i}", title=f"{s.title}: {run.name}") for s in sections]
+    return found
 
 
 def _attempt(files: ReportFiles, path: Path, write: Callable[[Path], None]) -> Path | None:

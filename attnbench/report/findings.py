@@ -7,6 +7,7 @@ from typing import Any
 
 from attnbench.analysis.groups import Panel, latency_ms
 from attnbench.records import FAILED, Record
+from attnbench.report.merged import folder_of, manifest_of, runs_of
 from attnbench.report.text import (
     fmt_bytes,
     fmt_count,
@@ -104,6 +105,8 @@ def headline(panel: Panel) -> list[Pick]:
 
 def trust_line(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]:
     """Noise floor, how rounds stopped, contended visits, the harness's own cost: a sentence each."""
+    if runs := runs_of(manifest, records):
+        return [f"{run.name}: {' '.join(trust_line(run.records, run.manifest))}" for run in runs]
     sentences: list[str] = []
     floor, pairs = manifest.get("noise_floor"), manifest.get("noise_pairs") or 0
     if floor is None:
@@ -148,7 +151,9 @@ def _visits(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]
 
 
 def machine_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Machine, threads, versions, date and command as (name, value)."""
+    """Machine, threads, versions, date and command as (name, value); of several runs one row each."""
+    if runs := runs_of(manifest):
+        return [(run.name, _run_facts(run.manifest)) for run in runs]
     environment = manifest.get("environment") or {}
     rows = [("machine", _machine(environment))]
     rows += [(key, flat_text(value)) for key in ("memory", "os") if (value := environment.get(key))]
@@ -159,6 +164,13 @@ def machine_facts(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     elapsed = fmt_duration(manifest.get("elapsed_s"))
     rows.append(("date", str(manifest.get("started_at_utc", "unknown")) + (f", took {elapsed}" if elapsed else "")))
     return rows
+
+
+def _run_facts(manifest: Mapping[str, Any]) -> str:
+    """What `machine_facts` says of a run, in a line."""
+    facts = [(name, value) if name != "machine" else ("", value) for name, value in machine_facts(manifest)]
+    facts.append(("command", str(manifest.get("command", "unknown"))))
+    return "; ".join(f"{name} {value}".strip() for name, value in facts)
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -252,11 +264,11 @@ def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: s
 
 
 def _way_out(r: Record, manifest: Mapping[str, Any], run_dir: str) -> str:
-    runtime = (manifest.get("runtimes") or {}).get(r.runtime) or {}
+    runtime = (manifest_of(manifest, r.run_id).get("runtimes") or {}).get(r.runtime) or {}
     if r.status == "unavailable":
         return str(runtime.get("fix") or "run attnbench doctor: it names what to install")
     if r.status == "skipped" and "--resume" in r.reason:
-        return f"attnbench bench --resume {run_dir} with a longer --time-budget"
+        return f"attnbench bench --resume {folder_of(manifest, r.run_id, run_dir)} with a longer --time-budget"
     return _WAY_OUT.get(r.status, "")
 
 
@@ -271,6 +283,7 @@ def _where(members: Sequence[tuple[Panel, str, int]], everything: Sequence[Panel
     for number, panel in panels.items():
         xs = sorted({x for p, _, x in members if p.number == number})
         name = panel.title() if one_facet else f"{panel.facet.part} {panel.facet.dtype} {panel.title()}"
+        name += f" of {panel.facet.run}" if panel.facet.run and not one_facet else ""
         parts.append(f"{name}: " + (f"all {panel.x_label}" if xs == panel.xs else f"{panel.x_label} = {span(xs)}"))
     return "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more places" if len(parts) > 4 else "")
 
@@ -283,6 +296,9 @@ def span(xs: Sequence[int], joint: str = ", ") -> str:
 
 def progress_note(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: str) -> str:
     """A sentence when the run is not whole: interrupted, or with planned cases that have no record."""
+    if runs := runs_of(manifest, records):
+        notes = [(run.name, progress_note(run.records, run.manifest, run.folder)) for run in runs]
+        return " ".join(f"{name}: {note}." for name, note in notes if note)
     planned = manifest.get("cases_planned") or len(records)
     missing = planned - len(records)
     if not manifest.get("interrupted") and missing <= 0:

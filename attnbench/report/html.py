@@ -11,6 +11,7 @@ from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
+from attnbench.report.merged import run_names, runs_of
 from attnbench.report.page_data import Explorer
 from attnbench.report.pictures import SECTIONS, Pictures, styles_for
 from attnbench.report.sections import Section
@@ -72,6 +73,7 @@ def _context(
     """What the template shows, by name."""
     troubles = findings.did_not_run(panels, manifest, text.printable(run_name))
     wrong = findings.wrong_answers(panels)
+    names = run_names(manifest)
     return {
         "run_name": text.printable(run_name),
         "manifest": manifest,
@@ -96,8 +98,8 @@ def _context(
         "what_to_ship": advice.what_to_ship,
         "not_proved": advice.not_proved(records, manifest),
         "share_note": advice.share_note(panels),
-        "table_head": _TABLE_HEAD,
-        "table": [_table_row(r) for r in by_interest(records)[:MAX_TABLE_ROWS]],
+        "table_head": (*_TABLE_HEAD, "run") if names else _TABLE_HEAD,
+        "table": [_table_row(r) + ([names[r.run_id]] if names else []) for r in by_interest(records)[:MAX_TABLE_ROWS]],
         "ran": list(_what_ran(records))[:MAX_FACT_ROWS],
         "environment": list(_flat(_environment(manifest))),
         "palettes": palette_css(),
@@ -210,6 +212,8 @@ def _what_ran(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
 
 
 def _environment(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    if runs := runs_of(manifest):
+        return {run.name: _environment(run.manifest) for run in runs}
     names = ("environment", "versions", "machine_peak", "runtimes", "sweep", "plan", "seed", "time_budget_s", "run_id")
     return {name: manifest[name] for name in names if name in manifest}
 

@@ -3,15 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes, score_bytes, series_names
 from attnbench.records import Record
+from attnbench.report.merged import manifest_of
 from attnbench.report.page_laws import laws_of
 from attnbench.report.page_pack import compact_json, packed, plotly_source, script_json
 from attnbench.report.page_samples import PageSamples, read_samples
 from attnbench.report.pictures import styles_for
+from attnbench.report.rounds import Sources, samples_folder
 from attnbench.report.style import ArmStyle
 from attnbench.report.text import printable, short_arm, unique
 
@@ -52,6 +53,8 @@ _DIMENSIONS: tuple[tuple[str, str, Callable[[Facet], str]], ...] = (
     ("device", "device", lambda f: f.device or "unknown"),
     ("threads", "threads", lambda f: "unknown" if f.threads is None else str(f.threads)),
     ("scope", "timed", lambda f: f.latency_scope or "unknown"),
+    ("run", "run", lambda f: f.run or ""),
+    ("machine", "machine", lambda f: f.machine or ""),
 )
 
 
@@ -68,12 +71,12 @@ class Explorer:
 
 
 def make_explorer(
-    run_dir: Path, ordered: Sequence[Record], panels: Sequence[Panel], manifest: Mapping[str, Any]
+    sources: Sources, ordered: Sequence[Record], panels: Sequence[Panel], manifest: Mapping[str, Any]
 ) -> Explorer:
     """Collect and pack. What cannot be had is said in `problems`, and in the page where it is missed.
 
     Args:
-        run_dir: holds samples/, or does not.
+        sources: the folder that holds samples/, or does not; of several runs each one's.
         ordered: all records in the order of the page's table.
         panels: of the same records.
         manifest: of the run; every key may be missing.
@@ -83,7 +86,7 @@ def make_explorer(
     arm_numbers = {arm: i for i, arm in enumerate(styles)}
     problems: list[str] = []
     try:
-        samples = read_samples(run_dir / "samples", ordered)
+        samples = read_samples({r.run_id: samples_folder(sources, r.run_id) for r in ordered}, ordered)
     except ImportError as err:
         samples = PageSamples(absent={f"{err.name} is not installed": list(range(len(ordered)))})
     try:
@@ -91,7 +94,7 @@ def make_explorer(
     except (ImportError, OSError) as err:
         plotly = ""
         problems.append(f"the page has no charts to explore ({err}); pip install plotly")
-    laws = [laws_of(panel, manifest.get("noise_floor")) for panel in panels]
+    laws = [laws_of(panel, manifest_of(manifest, panel.facet.run_id).get("noise_floor")) for panel in panels]
     data = _columns(ordered, places) | {
         "laws": [{arm_numbers[arm]: law for arm, law in of_panel.items()} for of_panel in laws],
         "delta": _rounded(manifest.get("delta")),

@@ -41,18 +41,22 @@ class PageSamples:
         return {name: getattr(self, name) for name in names}
 
 
-def read_samples(folder: Path, records: Sequence[Record]) -> PageSamples:
+def read_samples(folder: Path | Mapping[str, Path], records: Sequence[Record]) -> PageSamples:
     """The visits of all records, each file of samples/ read once; a file that cannot be read costs its own samples.
+
+    Args:
+        folder: samples/ of the run; of several runs each one's, by run_id.
+        records: of which the position is kept.
 
     Raises:
         ImportError: pyarrow is missing.
     """
     found = PageSamples()
-    groups: dict[str, dict[str, int]] = {}
+    groups: dict[Path, dict[str, int]] = {}
     for i, record in enumerate(records):
-        groups.setdefault(record.problem_id, {})[record.case_id] = i
-    for problem_id, cases in groups.items():
-        path = folder / f"{problem_id}.parquet"
+        path = (folder if isinstance(folder, Path) else folder[record.run_id]) / f"{record.problem_id}.parquet"
+        groups.setdefault(path, {})[record.case_id] = i
+    for path, cases in groups.items():
         reason = NO_FILE
         if len(found.rounds) > MAX_VISITS:
             reason = OVER_LIMIT

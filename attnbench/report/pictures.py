@@ -16,7 +16,7 @@ from attnbench.report.text import fmt_count, fmt_list, unique
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_FIGURES = 40  # SVG and PNG of one take about 0.35 s
+MAX_FIGURES = 30  # SVG and PNG of one take about 0.35 s; the page can draw the others itself
 SECTIONS = ("latency", "memory", "error", "roofline", "rounds")
 
 
@@ -51,7 +51,10 @@ def styles_for(panels: Sequence[Panel]) -> dict[str, ArmStyle]:
     return arm_styles([(arm, arms[arm].runtime, arms[arm].exporter) for arm in order])
 
 
-def plot(records: Sequence[Record], kind: str = "latency", variant: str | None = None) -> "Figure":
+def plot(
+    records: Sequence[Record], kind: str = "latency", variant: str | None = None,
+    run_names: Mapping[str, str] | None = None,
+) -> "Figure":  # fmt: skip
     """One chart of the records as a matplotlib figure: of this variant, in the facet with the most rows.
 
     Raises:
@@ -60,7 +63,7 @@ def plot(records: Sequence[Record], kind: str = "latency", variant: str | None =
     """
     if kind not in plots.KINDS:
         raise InputError(f"no chart {kind!r}; there are: {', '.join(plots.KINDS)}")
-    panels = make_panels(records)
+    panels = make_panels(records, run_names)
     chosen = [panel for panel in panels if variant in (None, panel.records[0].variant)]
     if not chosen:
         there = fmt_list(unique(r.variant for r in records)) or "none"
@@ -69,8 +72,14 @@ def plot(records: Sequence[Record], kind: str = "latency", variant: str | None =
         return plots.draw(plots.KINDS[kind], chosen[0], styles_for(panels))
 
 
-def draw_all(run_dir: Path, panels: Sequence[Panel]) -> Pictures:
-    """Draw and save what fits under the limit into plots/; a failure costs one picture or says why there is none."""
+def draw_all(run_dir: Path, panels: Sequence[Panel], sources: rounds.Sources | None = None) -> Pictures:
+    """Draw and save what fits under the limit into plots/; a failure costs one picture or says why there is none.
+
+    Args:
+        run_dir: where plots/ is written.
+        panels: of the report.
+        sources: where raw samples lie; None: in run_dir.
+    """
     result = Pictures()
     folder = run_dir / "plots"
     styles = styles_for(panels)
@@ -79,7 +88,7 @@ def draw_all(run_dir: Path, panels: Sequence[Panel]) -> Pictures:
         folder.mkdir(exist_ok=True)
         with figures.plotting():
             for section, panel in wanted[:MAX_FIGURES]:
-                _draw_one(result, run_dir, section, panel, styles)
+                _draw_one(result, run_dir, section, panel, styles, run_dir if sources is None else sources)
         _remove_stale(folder, {p.name for p in result.drawn})
     except ImportError as err:
         result.problems.append(f"{err.name or 'matplotlib'} is not installed: no plots; pip install matplotlib")
@@ -106,13 +115,15 @@ def _order(panels: Sequence[Panel]) -> Iterator[tuple[str, Panel]]:
         yield from ((section, panel) for panel in panels if panel.facet != facets[0])
 
 
-def _draw_one(result: Pictures, run_dir: Path, section: str, panel: Panel, styles: Mapping[str, ArmStyle]) -> None:
+def _draw_one(
+    result: Pictures, run_dir: Path, section: str, panel: Panel, styles: Mapping[str, ArmStyle], sources: rounds.Sources
+) -> None:
     """Add one picture, or a problem when matplotlib refuses it."""
     name = f"{section}-{panel.number:02d}-{panel.facet.part}-{panel.facet.dtype}-{panel.variant}"
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in name)[:100]
     try:
         if section == "rounds":
-            drawn = _draw_rounds(result, run_dir, panel, styles)
+            drawn = _draw_rounds(result, sources, panel, styles)
             if drawn is None:
                 return
             figure, alt = drawn
@@ -127,7 +138,7 @@ def _draw_one(result: Pictures, run_dir: Path, section: str, panel: Panel, style
 
 
 def _draw_rounds(
-    result: Pictures, run_dir: Path, panel: Panel, styles: Mapping[str, ArmStyle]
+    result: Pictures, sources: rounds.Sources, panel: Panel, styles: Mapping[str, ArmStyle]
 ) -> "tuple[Figure, str] | None":
     """Samples at the middle of the T that have any; None when there are none."""
     timed = [x for x in panel.xs if panel.ok_at(x)]
@@ -136,7 +147,7 @@ def _draw_rounds(
     x = timed[len(timed) // 2]
     cells = {arm: r for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None}
     ids = {r.problem_id for r in cells.values()}
-    path = run_dir / "samples" / f"{min(ids)}.parquet"
+    path = rounds.samples_folder(sources, panel.records[0].run_id) / f"{min(ids)}.parquet"
     if not path.is_file():
         return None
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
+from attnbench.report.merged import run_names
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_number, fmt_ratio, printable, short_arm
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _parts(
         clean = clean.encode("ascii", "backslashreplace").decode() if ascii_only else clean
         return Padding(Text(clean, style=style, overflow="fold"), (0, 0, 0, indent), expand=False)
 
-    panels = make_panels(records)
+    panels = make_panels(records, run_names(manifest))
     parts: list[RenderableType] = []
     facet = None
     for panel in panels[:MAX_PANELS]:

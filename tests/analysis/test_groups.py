@@ -112,3 +112,36 @@ def test_a_device_case_shows_device_memory(lab):
     problem = Problem.make(seq_len=128)
     assert peak_bytes(lab.make_record(problem, "x", peak_host_bytes=5, peak_device_bytes=7)) == 5
     assert peak_bytes(lab.make_record(problem, "x", peak_host_bytes=5, peak_device_bytes=7, device="cuda:0")) == 7
+
+
+def two_machines(lab):
+    """Two runs of one machine and one of another, one arm each at two T."""
+    problems = [Problem.make(seq_len=t) for t in (128, 256)]
+    places = (("a", "AMD"), ("b", "AMD"), ("c", "Intel"))
+    return [lab.make_record(p, "torch-sdpa", run_id=run, device_name=name) for run, name in places for p in problems]
+
+
+def test_runs_never_share_a_panel_and_say_run_and_machine(lab):
+    panels = make_panels(two_machines(lab), {"a": "monday", "b": "tuesday"})
+    assert [panel.facet.title().split(", ")[-1] for panel in panels] == [
+        "monday on AMD", "tuesday on AMD", "c on Intel"
+    ]  # fmt: skip
+    assert [panel.xs for panel in panels] == [[128, 256]] * 3
+    assert [{r.run_id for r in panel.records} for panel in panels] == [{"a"}, {"b"}, {"c"}]
+    assert panels[0].facet.query().endswith("and run_id == 'a'")
+
+
+def test_one_machine_is_not_named_and_one_run_neither(lab):
+    records = two_machines(lab)
+    assert [p.facet.title().split(", ")[-1] for p in make_panels(records[:4])] == ["a", "b"]
+    (panel,) = make_panels(records[:2], {"a": "monday"})
+    assert panel.facet.title().endswith("host time")
+    assert (panel.facet.run, panel.facet.machine) == (None, None)
+
+
+def test_a_case_that_did_not_run_stays_in_its_run(lab):
+    records = two_machines(lab)
+    records.append(lab.without_figures(lab.make_record(Problem.make(seq_len=512), "torch-sdpa", run_id="c"), "oom", ""))
+    (panel,) = [p for p in make_panels(records) if p.facet.run == "c"]
+    assert panel.facet.machine == "Intel"
+    assert panel.xs == [128, 256, 512]
