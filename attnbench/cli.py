@@ -127,6 +127,11 @@ def bench(
     seed: Annotated[str | None, single("--seed", help="Of inputs and weights.", metavar="N", default="0")] = None,
     require: Annotated[Lists, listed("--require", help="Arms that must be ok, else exit code 1.", panel=HOW)] = None,
     no_oom_skip: Annotated[bool, switch("--no-oom-skip", help="Try larger T after running out of memory.")] = False,
+    refine: Annotated[bool, switch("--refine", help="Spend part of the time on T near crossings.")] = False,
+    memory_budget: Annotated[
+        str | None, single("--memory-budget", help="Report the longest T in it.", metavar="8GiB")
+    ] = None,
+    measure_frontier: Annotated[bool, switch("--measure-frontier", help="Find that T by trying.")] = False,
     dry_run: Annotated[bool, switch("--dry-run", help="Print the plan and stop.")] = False,
     out: Annotated[
         str | None, single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE, default="results/SWEEP-DATE")

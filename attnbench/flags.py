@@ -277,6 +277,9 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "memory_limit_bytes": parse_size("--memory-limit", params["memory_limit"]),
         "seed": None if seed is None else parse_int("--seed", seed, minimum=0, example="0"),
         "require": parse_arms("--require", params["require"]),
+        "refine": params["refine"] or None,
+        "memory_budget_bytes": parse_size("--memory-budget", params["memory_budget"]),
+        "measure_frontier": params["measure_frontier"] or None,
         "oom_skip": False if params["no_oom_skip"] else None,
     }
     return {key: value for key, value in arguments.items() if value is not None}

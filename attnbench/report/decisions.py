@@ -33,19 +33,21 @@ def decisions(
         panels: of the report.
         manifest: of the run; every key may be missing.
         rounds: block medians of the cases.
-        budgets: memory budgets in bytes; none: 1, 8 and 64 GiB.
+        budgets: memory budgets in bytes; none: that of the sweep, else 1, 8 and 64 GiB.
     """
     shown = panels[:MAX_PANELS]
     floor = manifest.get("noise_floor")
     laws = {panel.number: arm_laws(panel, floor) for panel in shown}
     left_out = [f"{fmt_count(len(panels) - MAX_PANELS, 'more chart')} not shown here."] * (len(panels) > MAX_PANELS)
+    given = (manifest.get("sweep") or {}).get("memory_budget_bytes")
+    budgets = budgets or ((given,) if given else BUDGETS)
     bandwidth = (manifest.get("machine_bandwidth") or {}).get("gbytes_per_s")
     several = len({panel.facet for panel in shown}) > 1
     sections = [
         advice_section(advise(shown, None, Limits(), floor, rounds), Limits(), {}, has_workload=False),
-        _crossovers_section(shown, floor, rounds, several),
+        _crossovers_section(shown, floor, rounds, manifest, several),
         _laws_section(shown, laws, several),
-        _frontier_section(shown, laws, manifest, budgets or BUDGETS, several),
+        _frontier_section(shown, laws, manifest, budgets, several),
         _bounds_section(shown, laws, bandwidth, manifest, several),
     ]
     return [
@@ -78,8 +80,11 @@ def panel_name(panel: Panel, several: bool) -> str:
     return f"{panel.facet.title()}: {panel.title()}" if several else panel.title()
 
 
-def _crossovers_section(panels: Sequence[Panel], floor: float | None, rounds: Rounds, several: bool) -> Section:
-    lines, tables = [], []
+def _crossovers_section(
+    panels: Sequence[Panel], floor: float | None, rounds: Rounds, manifest: Mapping[str, Any], several: bool
+) -> Section:
+    lines: list[str] = []
+    tables: list[Table] = []
     for panel in panels:
         found = [pair for pair in pairs(panel, floor, rounds) if pair.differences]
         name = panel_name(panel, several)
@@ -94,6 +99,9 @@ def _crossovers_section(panels: Sequence[Panel], floor: float | None, rounds: Ro
         "lengths at which the order was shown and is opposite; its interval is at 95 %. ? means that no difference "
         "can be shown."
     )
+    if refined := manifest.get("refined"):
+        places = fmt_list([f"{p['variant']} T = {p['q_len']}" for p in refined], 12)
+        lines.append(f"Lengths that --refine added: {places}; it ended because {manifest.get('refine_stopped_by')}.")
     return Section(id="crossovers", title="Who overtakes whom", intro=intro, lines=lines, tables=tables)
 
 

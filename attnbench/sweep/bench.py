@@ -85,10 +85,11 @@ class Bench:
         """The forkserver for references: NumPy for the judge, torch for eager."""
         return self.servers.get(("torch", "attnbench.torch_model", *ALWAYS_PRELOADED))  # the torch arms' own
 
-    def worker(self, server: ForkServer, log_name: str) -> Worker:
-        """A fresh worker under the run's memory limit; what it prints goes to logs/."""
+    def worker(self, server: ForkServer, log_name: str, *, memory_limit_bytes: int | None = None) -> Worker:
+        """A fresh worker under the run's memory limit, or another; what it prints goes to logs/."""
         log_path = self.run_dir.path / "logs" / f"{log_name}.log"
-        return Worker(server, memory_limit_bytes=self.sweep.memory_limit_bytes, log_path=log_path)
+        limit = memory_limit_bytes or self.sweep.memory_limit_bytes
+        return Worker(server, memory_limit_bytes=limit, log_path=log_path)
 
     def settings(self) -> dict[str, Any]:
         """How every arm is asked to run, as JSON."""

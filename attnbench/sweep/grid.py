@@ -20,6 +20,7 @@ DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
 MAX_SIZE_BYTES = 1 << 63  # of a memory limit, as the kernel counts it
+_SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier"})
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
 
@@ -49,6 +50,9 @@ class Sweep(BaseModel):
     memory_limit_bytes: int | None = None
     require: tuple[str, ...] = ()
     oom_skip: bool = True
+    refine: bool = False
+    memory_budget_bytes: int | None = None
+    measure_frontier: bool = False
 
     @field_validator(
         *("part", "variants", "seq_lens", "kv_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
@@ -72,7 +76,7 @@ class Sweep(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.field_name != "oom_skip" and True in [type(v) is bool for v in _as_list(value)]:
+        if info.field_name not in _SWITCHES and True in [type(v) is bool for v in _as_list(value)]:
             raise ValueError("must not be true or false; write a number or a name")
         return value
 
@@ -118,6 +122,13 @@ class Sweep(BaseModel):
             raise ValueError("must be at least 0.1s: a worker needs that to answer at all")
         return value
 
+    @field_validator("memory_budget_bytes", mode="after")
+    @classmethod
+    def _memory_budget(cls, value: int | None) -> int | None:
+        if value is not None and not 1 << 20 <= value < MAX_SIZE_BYTES:
+            raise ValueError("must be at least 1MiB, below 8EiB, in bytes")
+        return value
+
     @field_validator("memory_limit_bytes", mode="after")
     @classmethod
     def _memory(cls, value: int | None) -> int | None:
@@ -138,7 +149,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 
 # How the flags of the command line and the keys of a TOML file may also be written.
 ALIASES = {"parts": "part", "time_budget": "time_budget_s", "timeout": "timeout_s", "opsets": "opset",
-           "memory_limit": "memory_limit_bytes", "heads": "num_heads", "head_dim": "head_dims",
+           "memory_limit": "memory_limit_bytes", "memory_budget": "memory_budget_bytes",
+           "heads": "num_heads", "head_dim": "head_dims",
            "batch_size": "batch_sizes", "dtype": "dtypes"}  # fmt: skip
 _UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
           "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
@@ -235,6 +247,7 @@ def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 _PARSERS: dict[str, Callable[[str], float]] = {
     "time_budget_s": parse_duration, "timeout_s": parse_duration, "memory_limit_bytes": parse_size,
+    "memory_budget_bytes": parse_size,
 }  # fmt: skip
 
 
@@ -260,6 +273,8 @@ def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
             f"kv_lens {list(sweep.kv_lens)} needs variant cross (or part core with causal), "
             f"got variants {', '.join(sweep.variants)}; add cross or leave kv_lens out"
         )
+    if sweep.measure_frontier and sweep.memory_budget_bytes is None:
+        raise InputError("measure_frontier needs a memory budget to find the longest T in; give --memory-budget 8GiB")
     for problem in problems(sweep):
         if sweep.mask is not None and sweep.mask != problem.mask:
             raise InputError(

@@ -22,6 +22,7 @@ EXPORT_S = 1.2
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
 CAUTION = 1.25  # only what even a prediction that much too low leaves over is spent on more than the least rounds
+EXTRA_SHARE = 0.3  # of the time budget, for each of --refine and --measure-frontier
 ORACLE_GFLOPS = 30.0
 MAX_ORACLE_FLOPS = 60e9  # longer problems are judged on sampled rows
 
@@ -67,13 +68,26 @@ class Plan:
             "export and verify": self.export_s,
             "reference, checks and memory": sum(g.overhead_s for g in self.groups),
             "timing": self.timing_s(),
+            **self.extras(),
             "report": REPORT_S,
         }
+
+    def extras(self) -> dict[str, float]:
+        """Seconds of the time budget that are kept for what follows the grid; without a budget nothing is predicted."""
+        asked = {"refine": self.sweep.refine, "longest T": self.sweep.measure_frontier}
+        budget_s = self.sweep.time_budget_s or 0.0
+        return {name: EXTRA_SHARE * budget_s for name, is_asked in asked.items() if is_asked}
+
+    @property
+    def grid_budget_s(self) -> float | None:
+        """The part of the time budget that is the grid's."""
+        budget_s = self.sweep.time_budget_s
+        return None if budget_s is None else budget_s - sum(self.extras().values())
 
     def timing_s(self) -> float:
         """What the budget leaves for timing, between the least and the most that is useful."""
         least, most = sum(g.min_timing_s for g in self.groups), sum(g.full_timing_s for g in self.groups)
-        budget_s = self.sweep.time_budget_s
+        budget_s = self.grid_budget_s
         return most if budget_s is None else max(least, min(most, budget_s - self.overhead_s))
 
     @property
@@ -86,7 +100,7 @@ def make_plan(
     sweep: Sweep, problems: Sequence[Problem], arms: Sequence[Arm], threads: int, available_bytes: int | None
 ) -> Plan:
     """Predict time and memory of every problem group."""
-    groups = tuple(_group(sweep, p, arms, threads) for p in problems)
+    groups = tuple(plan_group(sweep, p, arms, threads) for p in problems)
     files = {(a.exporter, a.opset, p.static_key()) for a in arms if a.exporter != TORCH for p in problems}
     memory = max((_memory_bytes(p, arms) for p in problems), default=0)
     notices = []
@@ -105,6 +119,8 @@ def make_plan(
         available_bytes=available_bytes,
         notices=tuple(notices),
     )
+    if plan.extras() and sweep.time_budget_s is None:
+        notices.append(f"no time budget: {' and '.join(plan.extras())} are not in the predicted time")
     if sweep.time_budget_s is not None and plan.total_s > sweep.time_budget_s * 1.02:
         notices.append(
             f"the least that these cases need is about {plan.total_s:.0f} s, more than the budget of "
@@ -125,7 +141,8 @@ def call_s(problem: Problem, runtime: str, threads: int) -> float:
     return CALL_OVERHEAD_S + seconds
 
 
-def _group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) -> GroupPlan:
+def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) -> GroupPlan:
+    """Predict one problem group."""
     lanes = [a.runtime for a in arms] + [a.runtime for a in arms if a.label == sweep.baseline]
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
@@ -164,7 +181,7 @@ class Budget:
     def timing_s(self, index: int, elapsed_s: float) -> float:
         """Seconds of timing that group `index` may take: its least, and its share of what all leasts leave over."""
         groups = self._plan.groups[index:]
-        budget_s = self._plan.sweep.time_budget_s
+        budget_s = self._plan.grid_budget_s
         if budget_s is None:
             return groups[0].full_timing_s * self._timing_correction
         spare_s = budget_s - elapsed_s - CAUTION * (self._rest_s(index) + self._least_s(index))
@@ -180,14 +197,24 @@ class Budget:
             predicted, taken = self._round_s
             self._round_s = (0.5 * predicted + group.round_s, 0.5 * taken + timing_s / round_count)
 
+    def fits(self, group: GroupPlan, left_s: float | None) -> float | None:
+        """Seconds of timing for one more group within `left_s` (None: no limit); None where it does not fit."""
+        full_s = group.full_timing_s * self._timing_correction
+        least_s = group.min_timing_s * self._timing_correction
+        if left_s is None:
+            return full_s
+        spare_s = left_s - CAUTION * group.overhead_s * self._overhead_correction
+        return None if spare_s < CAUTION * least_s else min(full_s, spare_s)
+
     def left_s(self, index: int, elapsed_s: float) -> float:
         """Predicted seconds from the start of group `index` to the end of the run."""
-        rest_s, least_s = self._rest_s(index), self._least_s(index)
+        extras_s = sum(self._plan.extras().values())
+        rest_s, least_s = self._rest_s(index) + extras_s, self._least_s(index)
         full_s = sum(g.full_timing_s for g in self._plan.groups[index:]) * self._timing_correction
-        budget_s = self._plan.sweep.time_budget_s
+        budget_s = self._plan.grid_budget_s
         if budget_s is None:
             return rest_s + full_s
-        return rest_s + min(full_s, max(least_s, budget_s - elapsed_s - rest_s))
+        return rest_s + min(full_s, max(least_s, budget_s + extras_s - elapsed_s - rest_s))
 
     def _rest_s(self, index: int) -> float:
         """Everything but timing from group `index` on."""

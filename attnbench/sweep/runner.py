@@ -7,7 +7,7 @@ import signal
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ from attnbench.interfaces import Probe
 from attnbench.measure import environment, memory
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import grid, rows
+from attnbench.sweep import grid
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
-from attnbench.sweep.cases import Case, ParkedArm
+from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
+from attnbench.sweep.cases import ParkedArm
 from attnbench.sweep.grid import Arm, Sweep
-from attnbench.sweep.group import Group, utc_now
-from attnbench.sweep.plan import Budget, Plan, make_plan, rounded_split
+from attnbench.sweep.group import utc_now
+from attnbench.sweep.plan import Plan, make_plan, rounded_split
 from attnbench.sweep.progress import Progress
-from attnbench.sweep.rundir import RunDirectory, Samples
+from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServers
 
 PEAK_SECONDS = 0.4  # per dtype
-BUDGET_SPENT = "the time budget was spent"
 
 
 @dataclass(kw_only=True)
@@ -43,6 +43,12 @@ class Prepared:
     runtime_probes: dict[str, Probe]
     exporter_probes: dict[str, Probe]
     started_s: float  # monotonic; the time budget counts from here
+    refined: list[Problem] = field(default_factory=list)  # that --refine added before the run was interrupted
+
+    @property
+    def has_extras(self) -> bool:
+        """Is there work beside the grid?"""
+        return self.sweep.refine or self.sweep.measure_frontier
 
 
 def prepare(sweep: Sweep) -> Prepared:
@@ -116,9 +122,13 @@ def run(
         )  # fmt: skip
         progress.start(prepared.plan.total_s)
         try:
-            if len(done) < prepared.plan.case_count:
+            if len(done) < prepared.plan.case_count or prepared.has_extras:
                 _measure_machine(bench, manifest, prepared.problems, progress)
-                _run_groups(bench, prepared, done, manifest, progress, start)
+                campaign = Campaign(
+                    bench=bench, plan=prepared.plan, problems=prepared.problems, refined=prepared.refined,
+                    manifest=manifest, progress=progress, started_s=start,
+                )  # fmt: skip
+                campaign.run(done)
                 # A busy moment at the start must not make every arm beat the roofline: the better of two counts.
                 bench.measure_peaks(list(bench.peaks), PEAK_SECONDS)
         except KeyboardInterrupt:
@@ -152,62 +162,6 @@ def _terminate_is_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _run_groups(
-    bench: Bench,
-    prepared: Prepared,
-    done: Sequence[Record],
-    manifest: dict[str, Any],
-    progress: Progress,
-    start: float,
-) -> None:
-    """Every group that is not done; its records are on disk before the next begins."""
-    finished = {r.problem_id for r in done}
-    known_oom = _known_oom(done, prepared)
-    budget = Budget(prepared.plan)
-    no_samples: Samples = {}
-    todo = [p for p in prepared.problems if p.problem_id not in finished]
-    began = time.monotonic()
-    progress.say("export and verify")
-    bench.export_all(todo)
-    manifest["spent"]["export and verify"] = round(time.monotonic() - began, 2)
-    for index, problem in enumerate(prepared.problems):
-        if problem.problem_id in finished:
-            continue
-        elapsed_s = time.monotonic() - start
-        group = Group(bench=bench, problem=problem, progress=progress, known_oom=known_oom)
-        if prepared.sweep.time_budget_s is not None and elapsed_s > prepared.sweep.time_budget_s:
-            progress.skip(BUDGET_SPENT)
-            new, samples = _skipped(bench, problem), no_samples
-        else:
-            timing_s = budget.timing_s(index, elapsed_s)
-            new, samples = group.run(timing_s)
-            timing_spent_s = group.phases.get("timing", 0.0)
-            budget.learn(
-                index,
-                overhead_s=time.monotonic() - start - elapsed_s - timing_spent_s,
-                timing_s=timing_spent_s,
-                round_count=max((len(lane.medians) for lane in group.lanes), default=0),
-            )
-        bench.run_dir.append(problem.problem_id, new, samples)
-        for lane in group.lanes:
-            manifest["visits"] += lane.visits
-            manifest["contended_visits"] += lane.contended_visits
-        for phase, seconds in group.phases.items():
-            manifest["spent"][phase] = round(manifest["spent"].get(phase, 0.0) + seconds, 2)
-        elapsed_s = time.monotonic() - start
-        left_s = budget.left_s(index + 1, elapsed_s)
-        progress.advance(prepared.plan.total_s * elapsed_s / (elapsed_s + left_s), left_s)
-
-
-def _skipped(bench: Bench, problem: Problem) -> list[Record]:
-    cases = []
-    for arm in bench.arms:
-        case = Case(problem=problem, arm=arm, started_at_utc=utc_now())
-        case.decide("skipped", f"{BUDGET_SPENT}; --resume this run with a longer --time-budget")
-        cases.append(case)
-    return rows.records_of(bench, cases, [])
 
 
 def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[Problem], progress: Progress) -> None:
@@ -282,6 +236,9 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
         "cases_planned": prepared.plan.case_count,
         "machine_peak": {},
         "machine_bandwidth": None,
+        "refined": [],  # problems that --refine added
+        "refine_stopped_by": None,
+        "frontier": [],  # of --measure-frontier, a row per arm and chart
         "runtimes": {name: _probe_row(probe) for name, probe in prepared.runtime_probes.items()},
         "exporters": {name: _probe_row(probe) for name, probe in prepared.exporter_probes.items()},
         "plan": dict(rounded_split(prepared.plan)),
@@ -297,7 +254,8 @@ def _probe_row(probe: Probe) -> dict[str, Any]:
 def _finished(run_dir: RunDirectory, prepared: Prepared) -> tuple[list[Record], list[str]]:
     """Records of whole groups; torn groups and those that only lacked time are taken out and run again."""
     records, notices = run_dir.read()
-    expected = {p.problem_id: {a.case_id(p) for a in prepared.arms} for p in prepared.problems}
+    problems = [*prepared.problems, *prepared.refined]
+    expected = {p.problem_id: {a.case_id(p) for a in prepared.arms} for p in problems}
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.problem_id, []).append(record)
@@ -314,22 +272,6 @@ def _finished(run_dir: RunDirectory, prepared: Prepared) -> tuple[list[Record], 
             notices.append(f"problem {problem_id} was torn ({len(ids)} of {len(expected[problem_id])}): run again")
     run_dir.keep_only(kept)
     return kept, notices
-
-
-def _known_oom(done: Sequence[Record], prepared: Prepared) -> dict[str, Problem]:
-    """What a resumed run already knows to be too big."""
-    from attnbench.sweep.group import oom_key
-
-    if not prepared.sweep.oom_skip:
-        return {}
-    by_id = {p.problem_id: p for p in prepared.problems}
-    arms = {a.label: a for a in prepared.arms}
-    known: dict[str, Problem] = {}
-    for record in done:
-        if record.status == "oom":
-            problem = by_id[record.problem_id]
-            known.setdefault(oom_key(arms[record.arm], problem), problem)
-    return known
 
 
 def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirectory, Prepared]:
@@ -357,4 +299,6 @@ def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     if changed:
         name, (old, new) = next(iter(changed.items()))
         raise RecordsError(f"{str(path)!r} ran with {name} {old}, installed is {new}: start a new run")
-    return run_dir, prepare(sweep)
+    prepared = prepare(sweep)
+    prepared.refined = [Problem.from_dict(fields) for fields in manifest.get("refined", [])]
+    return run_dir, prepared

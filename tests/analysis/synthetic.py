@@ -51,6 +51,8 @@ def make_run(
                 problem, arm, baseline_arm=baseline, round_count=rounds,
                 latency_ms_median=latency.mid, latency_ms_ci_low=latency.low, latency_ms_ci_high=latency.high,
                 speedup_vs_baseline=ratio.ratio, speedup_ci_low=ratio.low, speedup_ci_high=ratio.high,
+                fastest_p=standings[arm].holm_p, ratio_to_fastest=standings[arm].ratio_to_fastest,
+                noise_log_ratio=float(rng.normal(0.0, worker * math.sqrt(2.0))) if arm == baseline else None,
                 fastest=(standings[arm].holm_p or 0.0) >= 0.05 or (standings[arm].ratio_to_fastest or 9.0) <= 1.01,
                 peak_host_bytes=int(value(memory[arm], seq_len)) if memory else 1 << 20,
             )  # fmt: skip

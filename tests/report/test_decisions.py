@@ -81,3 +81,15 @@ def test_a_measured_frontier_is_a_sentence() -> None:
 def test_bounds_say_when_bandwidth_is_unknown() -> None:
     assert "bandwidth was not measured" in sections()["bounds"].intro
     assert "copying 20.0 GB/s" in sections(manifest={"machine_bandwidth": {"gbytes_per_s": 20.0}})["bounds"].intro
+
+
+def test_lengths_that_refining_added_are_named() -> None:
+    refined = {"refined": [{"variant": "self", "q_len": 704}], "refine_stopped_by": "12 groups were added"}
+    assert sections(manifest=refined)["crossovers"].lines[-1] == (
+        "Lengths that --refine added: self T = 704; it ended because 12 groups were added."
+    )
+
+
+def test_the_budget_of_the_sweep_is_the_one_that_is_answered() -> None:
+    (table,) = sections(manifest={"sweep": {"memory_budget_bytes": 2 << 30}})["longest"].tables
+    assert list(table.head) == ["arm", "2.00 GiB"]

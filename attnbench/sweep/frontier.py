@@ -1,0 +1,167 @@
+"""The longest T that fits a memory budget, measured: bisection in workers that may die."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from attnbench.analysis.arm_laws import arm_laws
+from attnbench.analysis.frontier import Frontier, frontiers
+from attnbench.analysis.groups import make_panels
+from attnbench.errors import AttnbenchError
+from attnbench.measure import memory
+from attnbench.problem import Problem
+from attnbench.records import Record
+from attnbench.sweep.bench import Bench
+from attnbench.sweep.cases import status_of
+from attnbench.sweep.grid import Arm
+from attnbench.sweep.refine import kv_len_at
+
+CLOSE = 1.02  # fits and fails this near are an answer
+GROW = 1.5
+MAX_PROBES = 14
+MAX_SEQ_LEN = 1 << 22
+MEMORY_SHARE = 0.9  # of what is free, for a probe where --memory-limit says nothing
+PATIENCE = 5  # times the timeout of a case: a probe calls up to six times
+
+
+class Outcome(NamedTuple):
+    """What one T gave. `fits` None: it cannot be told (a timeout), so the search ends."""
+
+    fits: bool | None
+    reason: str
+    peak_bytes: int | None = None
+
+
+@dataclass(kw_only=True)
+class Search:
+    """A bisection in T: the largest that fits, the smallest that does not."""
+
+    fits: int | None
+    fails: int | None
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    reason: str = ""  # of what fails, or why the search ended without it
+
+    def run(self, try_at: Callable[[int], Outcome], guess: float, has_time: Callable[[], bool]) -> None:
+        """Narrow the bracket until it is close, the probes are used up, or there is no time.
+
+        Args:
+            try_at: measures one T.
+            guess: where to begin, such as the law's answer.
+            has_time: asked before every probe.
+        """
+        wanted = guess
+        while len(self.probes) < MAX_PROBES and not self._is_close():
+            if not has_time():
+                self.reason = self.reason or "the time budget was spent"
+                return
+            seq_len = self._inside(wanted)
+            if seq_len is None:
+                self.reason = self.reason or f"T above {MAX_SEQ_LEN:,} is not tried"
+                return
+            outcome = try_at(seq_len)
+            self.probes.append({"x": seq_len, "peak_bytes": outcome.peak_bytes, "reason": outcome.reason})
+            if outcome.fits is None:
+                self.reason = f"at T = {seq_len:,}: {outcome.reason}"
+                return
+            if outcome.fits:
+                self.fits = seq_len
+            else:
+                self.fails, self.reason = seq_len, outcome.reason
+            wanted = self._next(guess)
+
+    def _is_close(self) -> bool:
+        if self.fits is None or self.fails is None:
+            return self.fails == 1
+        return self.fails - self.fits <= 1 or self.fails / self.fits <= CLOSE
+
+    def _inside(self, wanted: float) -> int | None:
+        """A T strictly within the bracket; None above the largest that is tried."""
+        low, high = self.fits or 0, self.fails or MAX_SEQ_LEN
+        return None if high - low <= 1 else min(max(round(wanted), low + 1), high - 1)
+
+    def _next(self, guess: float) -> float:
+        """A good guess is confirmed by its neighbour; else grow, shrink, or take the geometric middle."""
+        if len(self.probes) == 1:
+            near = guess * math.sqrt(CLOSE) if self.fits == self.probes[0]["x"] else guess / math.sqrt(CLOSE)
+            if (self.fits or 0) < round(near) < (self.fails or MAX_SEQ_LEN):
+                return near
+        if self.fails is None:
+            return (self.fits or 1) * GROW
+        if self.fits is None:
+            return self.fails / 2.0
+        return math.sqrt(self.fits * self.fails)
+
+
+def measure_frontiers(
+    bench: Bench,
+    records: list[Record],
+    problems: dict[str, Problem],
+    *,
+    floor: float | None,
+    done: Sequence[dict[str, Any]],
+    has_time: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Iterator[dict[str, Any]]:
+    """A row per arm and chart, beside those that are done: how long T may get under the sweep's memory budget.
+
+    The arm must have been right and its peak measured at some T. That long T are answered right is not checked.
+    """
+    budget = bench.sweep.memory_budget_bytes
+    assert budget is not None
+    finished = {(row["arm"], row["problem"]) for row in done}
+    arms = {arm.label: arm for arm in bench.arms}
+    for panel in make_panels(records):
+        rule = kv_len_at(panel)
+        if rule is None:
+            continue
+        for known in frontiers(panel, arm_laws(panel, floor), budget):
+            example = problems[panel.records[0].problem_id]
+            name = f"{panel.facet.part} {panel.title()} {example.dtype} batch {example.batch_size}"
+            record = next((r for r in panel.row(known.arm) if r is not None), None)
+            if known.fits is None or record is None or (record.arm, name) in finished:
+                continue
+            say(f"longest T of {record.arm}, {name}")
+            search = Search(fits=known.fits, fails=known.fails)
+            search.run(_probe(bench, arms[record.arm], example, rule, budget), _guess(known), has_time)
+            yield {
+                "arm": record.arm, "problem": name, "budget_bytes": budget, "fits": search.fits,
+                "fails": search.fails, "reason": search.reason, "probes": search.probes,
+            }  # fmt: skip
+
+
+def _guess(known: Frontier) -> float:
+    """The law's answer; twice what fits where there is no law."""
+    if known.at is None or known.at.mid > MAX_SEQ_LEN:
+        return 2.0 * (known.fits or 1)
+    return known.at.mid
+
+
+def _probe(
+    bench: Bench, arm: Arm, example: Problem, rule: Callable[[int], int], budget_bytes: int
+) -> Callable[[int], Outcome]:
+    """Measures one T of one arm in a fresh worker."""
+    available = memory.available_memory_bytes()
+    limit = bench.sweep.memory_limit_bytes or (None if available is None else int(available * MEMORY_SHARE))
+    timeout_s = bench.sweep.timeout_s * PATIENCE
+
+    def try_at(seq_len: int) -> Outcome:
+        problem = example.at(q_len=seq_len, kv_len=rule(seq_len))
+        try:
+            exported = bench.exported(arm, problem)
+            with bench.worker(bench.server("runtime", arm.runtime), arm.label, memory_limit_bytes=limit) as worker:
+                worker.ask(
+                    "load", timeout_s=timeout_s, runtime=arm.runtime, problem=problem.as_dict(),
+                    artifact=exported.artifact if exported else None, settings=bench.settings(), purpose="memory",
+                )  # fmt: skip
+                peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=problem.as_dict())
+        except AttnbenchError as err:
+            status = status_of(err)
+            fits = False if status in ("oom", "crashed") else None
+            return Outcome(fits, f"{status}: {err}")
+        if peak["peak_bytes"] is None:
+            return Outcome(None, peak["reason"])
+        fits = peak["peak_bytes"] <= budget_bytes
+        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.0f} MiB", peak["peak_bytes"])
+
+    return try_at
