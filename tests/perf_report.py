@@ -35,6 +35,6 @@ if __name__ == "__main__":
         peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         html_mb = (run_dir / "report.html").stat().st_size / 1e6
     sys.stdout.write(
-        f"attnbench report on {len(records)} records: {seconds:.1f} s (bar: 30 s), {peak_mib:.0f} MiB (bar: 1 GB), "
+        f"attnbench report on {len(records)} records: {seconds:.1f} s (bar: 20 s), {peak_mib:.0f} MiB (bar: 1 GB), "
         f"report.html {html_mb:.1f} MB\n"
     )

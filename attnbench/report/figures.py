@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.problem import digest
 from attnbench.report.style import DARK_HUES, GRID, LIGHT_HUES, LIGHT_PAGE, MUTED, TEXT
 from attnbench.report.tables import write_atomically
 
@@ -132,5 +133,21 @@ def inline_svg(svg: str, label: str) -> str:
         body = body.replace(hex_color, variable)
     body = re.sub(r"font: [^;\"]*?([\d.]+px) [^;\"]*", r"font-size: \1", body)
     body = re.sub(r"<svg [^>]*?(viewBox=\"[^\"]*\")[^>]*>", r"<svg \1 role='img' aria-label='@LABEL@'>", body, count=1)
-    body = re.sub(r"(?<=\d\.\d{2})\d+", "", body)
-    return body.replace("@LABEL@", str(escape(label)))
+    return _slim(body).replace("@LABEL@", str(escape(label)))
+
+
+def _slim(svg: str) -> str:
+    """The same picture in about 60 % of the bytes: short ids and only those in use, a tenth of a point, no indents."""
+    used = dict.fromkeys(re.findall(r"(?:url\(|href=\")#([^)\"]+)", svg))
+    short = {name: f"s{digest([name])[:8]}" for name in used}
+    svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{short[m[1]]}"' if m[1] in short else "", svg)
+    svg = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + short[m[2]], svg)
+    svg = re.sub(r"(?<=\d\.\d{2})\d+", "", svg)
+    svg = re.sub(r' d="([^"]*)"', lambda m: f' d="{_slim_path(m[1])}"', svg)
+    return re.sub(r">\s*\n\s*<", "><", svg)
+
+
+def _slim_path(path: str) -> str:
+    """Tenths of a point; hundredths below 10, where the shapes of markers are."""
+    path = re.sub(r"\d\d+\.\d+", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), path)
+    return re.sub(r"\s*([MLCQz])\s*", r"\1", path)

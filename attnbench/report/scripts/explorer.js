@@ -195,7 +195,7 @@
       }
     }
     const hidden = panels.length - shown.length;
-    note.textContent = panels.length === 0 ? "Nothing matches the filter." : hidden ? `${shown.length} of ${panels.length} charts.` : "";
+    note.textContent = page.total === 0 ? "There are no records to draw." : panels.length === 0 ? "Nothing matches the filter." : hidden ? `${shown.length} of ${panels.length} charts.` : "";
     more.hidden = hidden === 0;
     more.textContent = `Show ${Math.min(FIRST, hidden)} more`;
     for (const panel of shown) {

@@ -206,7 +206,8 @@ const page = (() => {
   function start() {
     parse();
     show();
-    if (state.section) goTo(state.section, "instant");
+    // After the browser's own handling of the fragment, which would take the focus away again.
+    if (state.section) addEventListener("load", () => setTimeout(() => goTo(state.section, "instant")));
   }
 
   return { $, el, unpack, meta, choices, state, seen, change, option, hasPair, total, start, goTo, listen: (f) => listeners.push(f) };
