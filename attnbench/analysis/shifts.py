@@ -9,7 +9,8 @@ the runs nor what one process has and another has not (pages, layout). So a chan
 2. Noise. How far identical code differs is taken from the A/A pairs of both runs that were not contended, pooled with
    how an arm's changes scatter over its problems around their own median (by the median absolute deviation, so that
    one real change at one T does not count as noise). What the cases' intervals explain is taken out of this common
-   part and added to each case by its own two intervals, so that a case that was measured badly needs more.
+   part and added to each case by its own two intervals, so that a case that was measured badly needs more;
+   none needs less than the pooled noise.
 3. Many cases, and tails: one process in a hundred is far off. The noise is taken to be Student's t with 4 degrees.
    A change at a single case must be so large that any of all cases shows one in at most one pair of runs in sixty.
    An arm that changes in the same direction in two or more cases needs less: chance seldom does that twice, so the
@@ -111,11 +112,11 @@ def judge_shifts(
     changes = {key: raw[key] - (drifts[key] or 0.0) for key in pairs}
     errors = {key: _error(old, new, changes[key]) for key, (old, new) in pairs.items()}
     noise = _noise(pairs, changes, errors, aa_log_ratios, floor_old, floor_new)
-    if noise.delta is None or noise.between is None:
+    if noise.delta is None or noise.between is None or noise.sigma is None:
         return {}, noise, None
     least = math.log1p(noise.delta)
     single, double = _bars(pairs, noise.degrees)
-    spread = {key: math.hypot(noise.between, errors[key]) for key in pairs}
+    spread = {key: max(noise.sigma, math.hypot(noise.between, errors[key])) for key in pairs}
     low = {key: max(least, double[pairs[key][0].arm] * spread[key]) for key in pairs}
     repeated = _repeated(pairs, {key: _verdict(raw[key], changes[key], low[key], least) for key in pairs})
     found = {}

@@ -88,8 +88,8 @@ def test_a_new_wrong_answer_is_mismatch_and_ok_lost_is_status(rows, side, old, n
 @pytest.mark.parametrize(
     ("old", "new", "direction"),
     [
-        (10 << 20, 11 << 20, None),  # 10 %, but 1 MiB: not more than that
-        (10 << 20, (11 << 20) + 1, "worse"),
+        (10 << 20, 12 << 20, None),  # 20 %, but 2 MiB: not more than that
+        (10 << 20, (12 << 20) + 1, "worse"),
         (100 << 20, 103 << 20, None),  # 3 MiB, but 3 %: not more than that
         (100 << 20, (103 << 20) + 1, "worse"),
         (100 << 20, 96 << 20, "better"),
@@ -97,7 +97,7 @@ def test_a_new_wrong_answer_is_mismatch_and_ok_lost_is_status(rows, side, old, n
     ],
 )
 @pytest.mark.parametrize("column", ["peak_host_bytes", "peak_device_bytes"])
-def test_memory_needs_three_percent_and_a_mebibyte(rows, side, old, new, direction, column):
+def test_memory_needs_three_percent_and_two_mebibytes(rows, side, old, new, direction, column):
     found = diff(side(changed(rows, **{column: old})), side(changed(rows, **{column: new})))
     assert findings(found) == ([("memory", direction, column)] if direction else [])
 
