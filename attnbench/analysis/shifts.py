@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, median
 
+from attnbench.analysis.least_squares import t_quantile
 from attnbench.measure.statistics import MIN_EXACT_ROUNDS, delta, rank_interval
 from attnbench.records import Record
 
@@ -241,31 +242,3 @@ def _common(pairs: Mapping[str, Pair], raw: Mapping[str, float], least: float) -
     shift = up if up > 0 else min(down, 0.0)
     sharing = tuple(sorted(name for name, x in middles.items() if (x >= shift if shift > 0 else x <= shift)))
     return Common(shift=shift, runtimes=sharing, of=len(middles), is_notable=abs(shift) > math.log1p(least))
-
-
-def t_quantile(p: float, degrees: int) -> float:
-    """The p-quantile (p >= 0.5) of Student's t, by bisection of the exact distribution for whole degrees."""
-    low, high = 0.0, 1.0
-    while t_cdf(high, degrees) < p:
-        low, high = high, high * 2
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_cdf(middle, degrees) < p else (low, middle)
-    return (low + high) / 2
-
-
-def t_cdf(t: float, degrees: int) -> float:
-    """P(T <= t) for t >= 0: the finite sums of Abramowitz and Stegun 26.7.3 and 26.7.4."""
-    theta = math.atan2(t, math.sqrt(degrees))
-    cos2 = math.cos(theta) ** 2
-    term = total = 1.0
-    if degrees % 2:
-        for k in range(1, (degrees - 1) // 2):
-            term *= cos2 * 2 * k / (2 * k + 1)
-            total += term
-        inside = theta + (math.sin(theta) * math.cos(theta) * total if degrees > 1 else 0.0)
-        return 0.5 + inside / math.pi
-    for k in range(1, degrees // 2):
-        term *= cos2 * (2 * k - 1) / (2 * k)
-        total += term
-    return 0.5 + math.sin(theta) * total / 2

@@ -6,7 +6,8 @@ from statistics import median
 import numpy as np
 import pytest
 
-from attnbench.analysis.shifts import errors_in_interval, judge_shifts, t_quantile, why_unjudged
+from attnbench.analysis.least_squares import t_quantile
+from attnbench.analysis.shifts import errors_in_interval, judge_shifts, why_unjudged
 from attnbench.measure.statistics import noise_floor, rank_interval
 from attnbench.problem import Problem
 
