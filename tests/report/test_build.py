@@ -71,8 +71,8 @@ def test_the_first_screen_keeps_its_order(whole):
     _, page, _ = whole
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
     assert sections == [
-        "fastest", "trust", "explorer", "crossovers", "bounds", "machine", "wrong", "not-run", "latency", "memory", "heat", "cold", "ship", "error",
-        "roofline", "table", "ran", "rounds", "environment",
+        "fastest", "trust", "explorer", "advice", "crossovers", "bounds", "machine", "wrong", "not-run", "latency",
+        "memory", "heat", "cold", "ship", "error", "roofline", "table", "ran", "rounds", "environment",
     ]  # fmt: skip
 
 
