@@ -171,10 +171,10 @@ def _dimensions(panels: Sequence[Panel]) -> list[dict[str, Any]]:
 
 def _columns(ordered: Sequence[Record], places: Mapping[int, Place]) -> dict[str, Any]:
     """Figures rounded for the screen; texts by number."""
-    pool: dict[str, int] = {}
+    pool: dict[str | None, int] = {}
 
     def number(value: str | None) -> int:
-        return pool.setdefault(printable(value or ""), len(pool))
+        return pool.setdefault(value, len(pool))
 
     columns: dict[str, Any] = {name: [_rounded(get(r)) for r in ordered] for name, get, _ in _FIGURES}
     columns |= {name: [_rounded(get(r)) for r in ordered] for name, get in _BESIDE}
@@ -187,7 +187,7 @@ def _columns(ordered: Sequence[Record], places: Mapping[int, Place]) -> dict[str
         name: [[i, number(_why_empty(r, column))] for i, r in enumerate(ordered) if columns[name][i] is None]
         for name, _, column in _FIGURES
     }
-    return columns | {"texts": list(pool)}
+    return columns | {"texts": [printable(text or "") for text in pool]}
 
 
 def _rounded(value: float | None) -> float | None:

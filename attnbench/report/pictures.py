@@ -16,7 +16,7 @@ from attnbench.report.text import fmt_count, fmt_list, unique
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_FIGURES = 30  # SVG and PNG of one take about 0.35 s; the page can draw the others itself
+MAX_FIGURES = 24  # SVG and PNG of one take about 0.35 s; the page can draw the others itself
 SECTIONS = ("latency", "memory", "error", "roofline", "rounds")
 
 

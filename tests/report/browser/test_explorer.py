@@ -275,7 +275,7 @@ def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_rep
     ]  # fmt: skip
     records += lab.default_records(arms, variants=("cross",), seq_lens=(64, 128, 256, 512))
     assert len(records) == 2000
-    path = make_report(records, figures=30)
+    path = make_report(records, figures=24)
     assert path.stat().st_size < 8_000_000
     page = visit(path)
     assert shown(page, "#legend-list li") == 20
