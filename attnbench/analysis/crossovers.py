@@ -1,7 +1,8 @@
 """Where one arm overtakes another as T grows, with an interval, and where no difference can be shown.
 
-Two arms are compared at every T by their paired rounds. A crossing is claimed only between two T at which the order was
-shown (interval beyond the smallest difference that a verdict may name) and is opposite. In between, the difference of
+Two arms are compared at every T by their paired rounds. A crossing is claimed only between two T at which the order is
+opposite and was shown beyond what workers of the same code differ by at any of the T looked at: equal arms are compared
+at every T, and the noise floor is known from few pairs (`_claim_margin`). In between, the difference of
 two laws a + bT + cT^2 is again one, so its zero and the interval of its zero (Fieller: all T where the difference may
 be 0) come from a fit to the differences at all T; the two T themselves always bound it.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from attnbench.analysis.arm_laws import LEAST_RELATIVE_SD, Z_FLOOR, Z_RANK
 from attnbench.analysis.groups import Panel, latency_ms
 from attnbench.analysis.laws import Estimate
-from attnbench.analysis.least_squares import MIN_POINTS, Fit, Vector, fit_terms
+from attnbench.analysis.least_squares import CONFIDENCE, MIN_POINTS, Fit, Vector, fit_terms, t_quantile
 from attnbench.measure import statistics
 from attnbench.records import Record
 
@@ -165,7 +166,8 @@ def _crossings(
     first: str, second: str, differences: Sequence[Difference], floor: float, times: Mapping[int, float]
 ) -> list[Crossing]:
     """A crossing for each two neighbouring x, among those whose order was shown, that are in opposite order."""
-    shown = [d for d in differences if d.sign]
+    margin = _claim_margin(len(differences), floor)
+    shown = [d for d in differences if d.sign and max(d.low, -d.high) > margin]
     found = []
     for left, right in pairwise(shown):
         if left.sign != right.sign:
@@ -173,6 +175,15 @@ def _crossings(
             at, by = _where(left, right, differences, floor, times)
             found.append(Crossing(before=before, after=after, at=at, between=(left.x, right.x), by=by))
     return found
+
+
+def _claim_margin(x_count: int, floor: float) -> float:
+    """|log ratio| that workers of the same code exceed the wrong way at any of the x in at most 5 % of pairs of arms.
+
+    The floor comes from about one A/A pair per x, hence Student's t. A verdict looks at one T; a crossing at all.
+    """
+    level = 1.0 - (1.0 - CONFIDENCE) / max(2, x_count)
+    return t_quantile(level, max(2, x_count)) * math.log1p(floor) / Z_FLOOR
 
 
 def _where(

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from attnbench.analysis.crossovers import Pair, compare, contenders, pairs
-from tests.analysis.synthetic import Terms, floor_of, make_run, only_panel
+from attnbench.measure import verdicts
+from tests.analysis.synthetic import SEQ_LENS, Terms, floor_of, make_run, only_panel
 
 BASE: Terms = (0.05, 0.02, 2e-5)
 A, B = "torch-sdpa", "torch-eager"
 TRIALS = 500
+TWELVE = tuple(int(64 * 2 ** (i / 2)) for i in range(12))
 
 
 def one_pair(first: Terms, second: Terms, rng: np.random.Generator, with_rounds: bool = True, **how: float) -> Pair:
@@ -55,6 +57,19 @@ def test_the_interval_holds_the_crossing_in_at_least_93_percent(
 def test_no_crossing_is_claimed_where_there_is_none(first: Terms, how: dict[str, float]) -> None:
     rng = np.random.default_rng(4)
     claims = sum(bool(one_pair(first, BASE, rng, **how).crossings) for _ in range(TRIALS))
+    assert claims <= 0.05 * TRIALS
+
+
+@pytest.mark.parametrize("seq_lens", [SEQ_LENS, TWELVE], ids=["6 T", "12 T"])
+@pytest.mark.parametrize("worker", [0.01, 0.03])
+def test_the_floor_of_a_run_of_its_own_few_pairs_claims_no_crossing(worker: float, seq_lens: tuple[int, ...]) -> None:
+    """Rounds are quiet, workers differ, and all that is known of it are the A/A pairs of the same records."""
+    rng = np.random.default_rng(3)
+    claims = 0
+    for _ in range(TRIALS):
+        records, medians = make_run({A: BASE, B: BASE}, rng, noise=0.002, worker=worker, seq_lens=seq_lens)
+        records, noise = verdicts.judge(records)
+        claims += bool(compare(only_panel(records), A, B, noise.floor, medians).crossings)
     assert claims <= 0.05 * TRIALS
 
 
