@@ -75,7 +75,7 @@
     samples = samples || await loadSamples();
     const found = samples.workers.get(i) || [];
     plot.hidden = !found.length;
-    visitsTable.parentNode.hidden = !found.length;
+    visitsTable.closest("details").hidden = !found.length;
     if (!found.length) {
       const status = page.data.texts[page.data.status[i]];
       const reason = page.data.why.latency.get(i);

@@ -99,6 +99,7 @@
   function contents(panel) {
     const key = state.options.y, quantity = chart.quantities[key], isLog = scaleOf() === "log";
     const arms = shownArms(panel).filter(({ cases: [i] }) => !(quantity.skipsBaseline && data.base[i]));
+    const widthPx = Math.max(100, figures.get(panel).plot.clientWidth - 82);
     const traces = [], lanes = [], without = [], values = [], ends = [];
     for (const { a, cases: of } of arms) {
       const trace = chart.armTrace(data, key, a, of, state.options.intervals === "on");
@@ -108,21 +109,32 @@
       const own = [...trace.y.filter((y) => y !== null), ...wrong.map((i) => chart.value(data, key, i))];
       values.push(...own);
       if (quantity.low) ends.push(...of.flatMap((i, n) => (trace.y[n] === null ? [] : [data[quantity.low][i], data[quantity.high][i]])).filter((v) => v !== null && v > 0));
-      if (wrong.length) traces.push(crosses(a, wrong, wrong.map((i) => chart.value(data, key, i)), "y"));
+      if (wrong.length) traces.push(crosses(a, wrong, wrong.map((i) => chart.value(data, key, i)), "y", widthPx));
       if (own.length && lost.length) lanes.push({ a, lost });
       if (!own.length) without.push(`${meta.arms[a].short} (${[...new Set(lost.map(word))].join(", ")})`);
     }
-    lanes.forEach(({ a, lost }, n) => traces.push(crosses(a, lost, lost.map(() => n), "y2")));
+    lanes.forEach(({ a, lost }, n) => traces.push(crosses(a, lost, lost.map(() => n), "y2", widthPx)));
     return { traces, layout: layout(panel, arms, quantity, isLog, values, ends, lanes), without };
   }
 
   const word = (i) => (data.texts[data.status[i]] === "ok" ? "no figure" : data.texts[data.status[i]]);
 
-  function crosses(a, of, ys, yaxis) {
-    const color = style.color(meta.arms[a]);
-    const texts = of.map((i, n) => (n && word(of[n - 1]) === word(i) ? "" : ` ${word(i)}`));
+  /** Crosses with a status each, written where it fits: right of its cross, else left, else only the pointer tells. */
+  function crosses(a, of, ys, yaxis, widthPx) {
+    const color = style.color(meta.arms[a]), xs = xsOf(meta.rows.panel[of[0]]);
+    const scaled = state.options.x === "log" ? Math.log : (x) => x;
+    const [first, last] = [scaled(xs[0]), scaled(xs[xs.length - 1])];
+    const at = of.map((i) => (last > first ? ((scaled(data.x[i]) - first) / (last - first)) * 0.92 + 0.04 : 0.5) * widthPx);
+    let taken = 0;  // px up to which the lane is full
+    const places = of.map((i, n) => {
+      const text = word(i), px = 6 * text.length + 10, isRepeat = n > 0 && word(of[n - 1]) === text;
+      const end = at[n] + px;
+      const place = isRepeat ? "" : end < (n + 1 < of.length ? at[n + 1] - 6 : widthPx + 12) ? "right" : at[n] - px > taken ? "left" : "";
+      taken = place === "right" ? end : at[n] + 6;
+      return place;
+    });
     return { type: "scatter", mode: "markers+text", x: of.map((i) => data.x[i]), y: ys, yaxis, customdata: of, hoverinfo: "none", meta: a, cliponaxis: false, name: "",
-      text: texts, textposition: of.map((i) => (data.x[i] === Math.max(...xsOf(meta.rows.panel[i])) ? "middle left" : "middle right")), textfont: { size: 10, color: style.css("--ink") },
+      text: of.map((i, n) => (places[n] === "" ? "" : places[n] === "left" ? `${word(i)} ` : ` ${word(i)}`)), textposition: places.map((p) => `middle ${p || "right"}`), textfont: { size: 10, color: style.css("--ink") },
       marker: { symbol: "x-thin", size: 8, color, line: { width: 2.2, color } } };
   }
 

@@ -149,6 +149,7 @@ def test_a_case_that_did_not_run_says_why_it_has_no_samples(visit, wide):
     page.wait_for_selector("#detail[data-shown$=' 2048']")
     assert page.inner_text("#detail-words") == "No raw samples: 2.1 GiB were not there."
     assert not page.locator("#detail-samples").is_visible()
+    assert not page.locator("#detail details").is_visible()
 
 
 def test_a_run_without_samples_says_so_and_too_few_lengths_have_no_law(visit, make_report, lab):
