@@ -96,15 +96,21 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    variants: Annotated[Lists, listed("--variants", help="self, cross, causal.", default="all")] = None,
+    variants: Annotated[Lists, listed("--variants", help="self, cross, causal, decode.", default="all")] = None,
     part: Annotated[Lists, listed("--part", "--parts", help="block, core.", default="block")] = None,
     seq_lens: Annotated[
         Lists, listed("-s", "--seq-lens", help="Lengths T.", default="128, 256, 512, 1024, 2048, 4096")
     ] = None,
     kv_lens: Annotated[Lists, listed("--kv-lens", help="Key lengths of cross.", default="T/2")] = None,
+    q_lens: Annotated[Lists, listed("--q-lens", help="New tokens of a decode step.")] = None,
     batch_sizes: Annotated[Lists, listed("-b", "--batch-sizes", help="Batch sizes.", default="1")] = None,
     num_heads: Annotated[Lists, listed("--num-heads", "--heads", help="Numbers of heads.", default="8")] = None,
     head_dims: Annotated[Lists, listed("--head-dims", "--head-dim", help="Sizes of a head.", default="64")] = None,
+    num_kv_heads: Annotated[Lists, listed("--num-kv-heads", "--kv-heads", help="Heads of keys and values.")] = None,
+    v_head_dims: Annotated[Lists, listed("--v-head-dims", "--v-head-dim", help="Sizes of a value head.")] = None,
+    masks: Annotated[Lists, listed("--masks", "--mask", help="Such as key_padding, alibi.")] = None,
+    scale: Annotated[str | None, single("--scale", help="Of the scores.", metavar="X", panel=WHAT)] = None,
+    bias: Annotated[bool, switch("--bias", help="Projections with bias.", panel=WHAT)] = False,
     dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.", default="fp32")] = None,
     exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="the built-in ones")] = None,
     runtimes: Annotated[

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from attnbench import plugins, problem
-from attnbench.errors import InputError
+from attnbench.errors import InputError, ProblemError
+from attnbench.masks import parse_mask
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
 _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
-_SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--batch-sizes": "1,8", "--num-heads": "8",
-               "--head-dims": "64", "--opset": "23"}  # fmt: skip
+_SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--q-lens": "1,4", "--batch-sizes": "1,8",
+               "--num-heads": "8", "--head-dims": "64", "--opset": "23",
+               "--num-kv-heads": "2", "--v-head-dims": "64"}  # fmt: skip
 
 
 def split_list(flag: str, given: Sequence[str] | None) -> list[str] | None:
@@ -79,6 +81,21 @@ def parse_choices(
     return values
 
 
+def parse_masks(flag: str, given: Sequence[str] | None) -> list[str] | None:
+    """Names of masks, such as `key_padding` or `causal_top_left+key_padding`.
+
+    Raises:
+        InputError: an unknown one.
+    """
+    values = split_list(flag, given)
+    for value in values or ():
+        try:
+            parse_mask(value)
+        except ProblemError as err:
+            raise InputError(f"{flag}: {err}") from err
+    return values
+
+
 def parse_names(flag: str, given: Sequence[str] | None, known: Sequence[str]) -> list[str] | None:
     """Names out of a few.
 
@@ -125,7 +142,7 @@ def parse_duration(flag: str, text: str | None) -> float | None:
     Raises:
         InputError: not a duration above 0.
     """
-    from attnbench.sweep.grid import parse_duration as parse
+    from attnbench.sweep.units import parse_duration as parse
 
     return None if text is None else _above_zero(flag, text, _blame(flag, parse, text))
 
@@ -154,7 +171,7 @@ def parse_size(flag: str, text: str | None) -> int | None:
     Raises:
         InputError: not a size above 0.
     """
-    from attnbench.sweep.grid import parse_size as parse
+    from attnbench.sweep.units import parse_size as parse
 
     return None if text is None else int(_above_zero(flag, text, _blame(flag, parse, text)))
 
@@ -262,9 +279,15 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "part": parse_choices("--part", params["part"], "part"),
         "seq_lens": parse_sizes("--seq-lens", params["seq_lens"]),
         "kv_lens": parse_sizes("--kv-lens", params["kv_lens"]),
+        "q_lens": parse_sizes("--q-lens", params["q_lens"]),
         "batch_sizes": parse_sizes("--batch-sizes", params["batch_sizes"]),
         "num_heads": parse_sizes("--num-heads", params["num_heads"]),
         "head_dims": parse_sizes("--head-dims", params["head_dims"]),
+        "num_kv_heads": parse_sizes("--num-kv-heads", params["num_kv_heads"]),
+        "v_head_dims": parse_sizes("--v-head-dims", params["v_head_dims"]),
+        "masks": parse_masks("--masks", params["masks"]),
+        "scale": parse_positive("--scale", params["scale"], example="0.125"),
+        "bias": params["bias"] or None,
         "dtypes": parse_choices("--dtypes", params["dtypes"], "dtype"),
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
         "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnbench.errors import InputError
 from attnbench.interfaces import Array, numpy_dtype
-from attnbench.problem import Problem
+from attnbench.problem import MASK_NAME, Problem
 
 INPUT_CLASSES = ("normal", "peaked")
 WEIGHT_NAMES = ("w_q", "w_k", "w_v", "w_o")
@@ -40,24 +40,59 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
         raise InputError(f"input_class must be one of {', '.join(INPUT_CLASSES)}; got {input_class!r}")
     inputs = {}
     for name, shape in problem.input_shapes().items():
+        if name == MASK_NAME:
+            inputs[name] = make_mask(problem, shape, seed=seed)
+            continue
         factor = _PEAKED_FACTOR if input_class == "peaked" and name != "v" else 1.0
         inputs[name] = normal_array(seed, name, shape, dtype=problem.dtype, std=factor)
     return inputs
 
 
+def make_mask(problem: Problem, shape: tuple[int, ...], *, seed: int) -> Array:
+    """The mask tensor of a problem: bool (True means attend) or what is added to the scores, in the problem's dtype.
+
+    Booleans are True with a chance of 3/4, other for every batch item and head, not shaped like padding; key 0 is
+    always allowed, so that no row is left without a key. Biases are N(0, 1). ALiBi: -2^(-8 (h+1)/H) |i - j|, of Press,
+    Smith and Lewis 2022.
+    """
+    form = problem.masking.form
+    assert form is not None
+    if form.is_bool:
+        allowed: Array = named_generator(seed, "mask").random(shape, dtype=np.float32) < 0.75
+        allowed[..., 0] = True
+        return allowed
+    if problem.masking.tensor != "alibi":
+        return normal_array(seed, "mask", shape, dtype=problem.dtype)
+    heads, q_len, kv_len = shape[-3:]
+    slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)  # (H,)
+    distance = np.abs(np.arange(q_len)[:, None] - np.arange(kv_len))  # (q_len, kv_len)
+    return np.asarray((-slopes[:, None, None] * distance)[None].astype(numpy_dtype(problem.dtype)))
+
+
 def make_weights(problem: Problem, *, seed: int = 0) -> dict[str, Array]:
-    """The weights of the block, N(0, 1/embed_dim), rounded to the problem's dtype; used as `x @ w`, without bias.
+    """The weights of the block, N(0, 1/rows), rounded to the problem's dtype; used as `x @ w + b`.
 
     Returns:
-        `w_q`, `w_k`, `w_v`, `w_o`, each (embed_dim, embed_dim); nothing for part `core`.
+        `w_q` (E, H D), `w_k` (E, H_kv D), `w_v` (E, H_kv D_v), `w_o` (H D_v, E); with bias `b_q`, `b_k`, `b_v`, `b_o`
+        of N(0, 1/4) too; nothing for part `core`.
     """
+    weights = {
+        name: normal_array(seed, name, shape, dtype=problem.dtype, std=1.0 / math.sqrt(shape[0]))
+        for name, shape in weight_shapes(problem).items()
+    }
+    biases = {f"b{name[1:]}": w.shape[1] for name, w in weights.items() if problem.bias}
+    return weights | {n: normal_array(seed, n, (size,), dtype=problem.dtype, std=0.5) for n, size in biases.items()}
+
+
+def weight_shapes(problem: Problem) -> dict[str, tuple[int, int]]:
+    """Shapes of the four projections by name; nothing for part `core`."""
     if problem.part == "core":
         return {}
-    size = problem.embed_dim
+    p = problem
     return {
-        name: normal_array(seed, name, (size, size), dtype=problem.dtype, std=1.0 / math.sqrt(size))
-        for name in WEIGHT_NAMES
-    }
+        "w_q": (p.embed_dim, p.num_heads * p.head_dim), "w_k": (p.embed_dim, p.num_kv_heads * p.head_dim),
+        "w_v": (p.embed_dim, p.num_kv_heads * p.v_head_dim), "w_o": (p.num_heads * p.v_head_dim, p.embed_dim),
+    }  # fmt: skip
 
 
 def normal_array(seed: int, name: str, shape: tuple[int, ...], *, dtype: str, std: float = 1.0) -> Array:

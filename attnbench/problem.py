@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from attnbench.errors import ProblemError
+from attnbench.masks import Mask, parse_mask
 
 Part = Literal["block", "core"]
-Variant = Literal["self", "cross", "causal"]
-Mask = Literal["none", "causal_top_left"]
+Variant = Literal["self", "cross", "causal", "decode"]
 DType = Literal["fp32", "fp16", "bf16"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -24,7 +24,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "variant": get_args(Variant),
     "dtype": get_args(DType),
 }
-_SIZES = ("batch_size", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim")
+_SIZES = ("batch_size", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim")
+MASK_NAME = "mask"
+_USUAL_MASK = {"causal": "causal_top_left", "decode": "causal_bottom_right"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,13 @@ class Problem:
     """One attention problem; validated on construction.
 
     Shapes: block `self` and `causal` take x (B, T, E) and give y (B, T, E); block `cross` takes query (B, q_len, E)
-    and context (B, kv_len, E); core takes q (B, H, q_len, D), k and v (B, H_kv, kv_len, D) and gives (B, H, q_len, D).
+    and context (B, kv_len, E); core takes q (B, H, q_len, D), k (B, H_kv, kv_len, D) and v (B, H_kv, kv_len, D_v) and
+    gives (B, H, q_len, D_v). A mask that is a tensor is one more input, `mask`, the last. Query head h attends with
+    key head h // (H / H_kv).
+
+    Block `decode` is one step with a cache: x (B, q_len, E), past_key (B, H_kv, P, D) and past_value (B, H_kv, P, D_v)
+    give y (B, q_len, E) and present_key, present_value with the new keys and values behind the P = kv_len - q_len old
+    ones; a new token sees all of the cache and the new tokens up to itself.
 
     Raises:
         ProblemError: a size below 1, an unknown name, lengths that contradict the variant, an impossible size.
@@ -47,9 +55,17 @@ class Problem:
     num_kv_heads: int
     head_dim: int = 64
     dtype: DType = "fp32"
+    mask: str = ""  # as in masks.parse_mask; empty: causal_top_left for variant causal, else none
+    v_head_dim: int = 0  # 0: head_dim
+    given_scale: float | None = None  # None: 1/sqrt(head_dim)
+    bias: bool = False  # of the four projections
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be computed."""
+        """Fill in defaults, refuse what cannot be computed."""
+        if self.mask == "":
+            object.__setattr__(self, "mask", _USUAL_MASK.get(self.variant, "none"))
+        if self.v_head_dim == 0:
+            object.__setattr__(self, "v_head_dim", self.head_dim)
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
             if value not in allowed:
@@ -58,11 +74,19 @@ class Problem:
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise ProblemError(f"{field} must be a whole number of at least 1, got {value!r}")
-        if self.num_kv_heads != self.num_heads:
+        if self.num_heads % self.num_kv_heads:
+            raise ProblemError(f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}")
+        if self.given_scale is not None and not (math.isfinite(self.given_scale) and self.given_scale > 0.0):
+            raise ProblemError(f"scale must be a finite number above 0, got {self.given_scale!r}")
+        if self.bias and self.part == "core":
+            raise ProblemError("part core has no projections, so no bias; use part block")
+        if (self.variant in _USUAL_MASK) != bool(self.masking.position):
             raise ProblemError(
-                f"num_kv_heads must equal num_heads ({self.num_heads}), got {self.num_kv_heads}: "
-                "grouped heads are not supported yet"
+                f"variant {self.variant} contradicts mask {self.mask!r}: variant causal has a causal or sliding-window "
+                "rule, self and cross have none"
             )
+        if self.variant == "decode":
+            self._refuse_impossible_decode()
         if self.q_len != self.kv_len and (self.variant == "self" or (self.part, self.variant) == ("block", "causal")):
             raise ProblemError(
                 f"{self.part} {self.variant}: q_len must equal kv_len, got {self.q_len} and {self.kv_len}; "
@@ -70,8 +94,20 @@ class Problem:
             )
         self._refuse_impossible_size()
 
+    def _refuse_impossible_decode(self) -> None:
+        if self.part != "block" or self.masking.position != "causal_bottom_right":
+            raise ProblemError(
+                f"decode is a block with mask causal_bottom_right, got part {self.part} and mask {self.mask!r}; part "
+                "core with variant causal and that mask is the same attention without a cache"
+            )
+        if self.kv_len <= self.q_len:
+            raise ProblemError(
+                f"decode needs a cache: kv_len (cached and new tokens) must be above q_len, got {self.kv_len} and "
+                f"{self.q_len}; use a larger T"
+            )
+
     def _refuse_impossible_size(self) -> None:
-        weight = (self.embed_dim, self.embed_dim) if self.part == "block" else ()
+        weight = (self.embed_dim, self.num_heads * max(self.head_dim, self.v_head_dim)) if self.part == "block" else ()
         for name, shape in (*self.input_shapes().items(), (OUTPUT_NAME, self.output_shape()), ("a weight", weight)):
             size = DTYPE_BYTES[self.dtype]
             for n in shape:
@@ -90,29 +126,43 @@ class Problem:
         variant: Variant = "self",
         seq_len: int,
         kv_len: int | None = None,
+        q_len: int = 1,
         batch_size: int = 1,
         num_heads: int = 8,
         head_dim: int = 64,
         dtype: DType = "fp32",
+        num_kv_heads: int | None = None,
+        mask: str = "",
+        v_head_dim: int | None = None,
+        scale: float | None = None,
+        bias: bool = False,
     ) -> "Problem":
-        """A problem at T = seq_len with the defaults of the design: cross has kv_len = T/2 (at least 1), others T."""
+        """A problem at T = seq_len with the defaults of the design: cross has kv_len = T/2 (at least 1), others T.
+
+        Decode: seq_len is the number of tokens after the step, kv_len of them; `q_len` new ones.
+        """
+        if variant == "decode":
+            seq_len, kv_len = q_len, seq_len
         if kv_len is None:
             kv_len = max(1, seq_len // 2) if variant == "cross" else seq_len
         return cls(
             part=part, variant=variant, batch_size=batch_size, q_len=seq_len, kv_len=kv_len,
-            num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, dtype=dtype,
+            num_heads=num_heads, num_kv_heads=num_kv_heads or num_heads, head_dim=head_dim, dtype=dtype, mask=mask,
+            v_head_dim=v_head_dim or head_dim, given_scale=scale, bias=bias,
         )  # fmt: skip
 
     def at(self, *, q_len: int, kv_len: int | None = None, batch_size: int | None = None) -> "Problem":
-        """The same problem at other sizes; kv_len follows q_len unless the variant is cross."""
+        """The same problem at other sizes; kv_len follows q_len unless variant is cross; decode keeps the cache."""
+        if kv_len is None and self.variant == "decode":
+            kv_len = q_len + self.kv_len - self.q_len
         if kv_len is None:
             kv_len = max(1, q_len // 2) if self.variant == "cross" else q_len
         return replace(self, q_len=q_len, kv_len=kv_len, batch_size=batch_size or self.batch_size)
 
     @property
-    def mask(self) -> Mask:
-        """The mask, named by its alignment; a consequence of the variant."""
-        return "causal_top_left" if self.variant == "causal" else "none"
+    def masking(self) -> Mask:
+        """The mask, parsed."""
+        return parse_mask(self.mask)
 
     @property
     def embed_dim(self) -> int:
@@ -121,8 +171,8 @@ class Problem:
 
     @property
     def scale(self) -> float:
-        """What the scores are multiplied by: 1/sqrt(head_dim)."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """What the scores are multiplied by: 1/sqrt(head_dim) unless given."""
+        return 1.0 / math.sqrt(self.head_dim) if self.given_scale is None else self.given_scale
 
     @property
     def problem_id(self) -> str:
@@ -130,8 +180,10 @@ class Problem:
         return digest(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields and the mask, as JSON can hold them."""
-        return {**asdict(self), "mask": self.mask}
+        """The fields, as JSON can hold them; those that came later only where they are not what was always meant."""
+        fields = asdict(self)
+        usual = {"v_head_dim": self.head_dim, "given_scale": None, "bias": False}
+        return {name: value for name, value in fields.items() if name not in usual or value != usual[name]}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Problem":
@@ -140,46 +192,80 @@ class Problem:
         Raises:
             ProblemError: an unknown or missing field, or a mask that contradicts the variant.
         """
-        fields = dict(fields)
-        mask = fields.pop("mask", None)
         try:
-            problem = cls(**fields)
+            return cls(**fields)
         except TypeError as err:
             raise ProblemError(f"not the fields of a problem: {sorted(fields)} ({err})") from err
-        if mask is not None and mask != problem.mask:
-            raise ProblemError(f"variant {problem.variant} means mask {problem.mask}, got mask {mask!r}")
-        return problem
 
     def input_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every input of the problem by name, in order."""
-        if self.part == "core":
-            kv_shape = (self.batch_size, self.num_kv_heads, self.kv_len, self.head_dim)
-            return {"q": (self.batch_size, self.num_heads, self.q_len, self.head_dim), "k": kv_shape, "v": kv_shape}
-        if self.variant == "cross":
-            return {
-                "query": (self.batch_size, self.q_len, self.embed_dim),
-                "context": (self.batch_size, self.kv_len, self.embed_dim),
-            }
-        return {"x": (self.batch_size, self.q_len, self.embed_dim)}
+        return self._sized(self.input_dims())
+
+    def output_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every output by name, `y` first; decode gives present_key and present_value too."""
+        return self._sized(self.output_dims())
+
+    def _sized(self, dims_by_name: dict[str, tuple[str | int, ...]]) -> dict[str, tuple[int, ...]]:
+        sizes = {
+            "batch_size": self.batch_size, "q_len": self.q_len, "kv_len": self.kv_len, "seq_len": self.q_len,
+            "past_len": self.kv_len - self.q_len,
+        }  # fmt: skip
+        return {
+            name: tuple(sizes[dim] if isinstance(dim, str) else dim for dim in dims)
+            for name, dims in dims_by_name.items()
+        }
+
+    def input_kinds(self) -> dict[str, str]:
+        """Element type of every input by name, in order: the problem's dtype, or `bool`."""
+        form = self.masking.form
+        kinds = dict.fromkeys(self.input_shapes(), str(self.dtype))
+        return {**kinds, MASK_NAME: "bool"} if form is not None and form.is_bool else kinds
 
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the one output, `y`."""
-        if self.part == "core":
-            return (self.batch_size, self.num_heads, self.q_len, self.head_dim)
-        return (self.batch_size, self.q_len, self.embed_dim)
+        """Shape of `y`."""
+        return self.output_shapes()[OUTPUT_NAME]
 
     def symbolic_dims(self) -> dict[str, tuple[str | int, ...]]:
-        """The dims that an exported file must declare, inputs and `y`: a name where dynamic, else the number."""
+        """The dims that an exported file must declare, inputs and outputs: a name where dynamic, else the number."""
+        return {**self.input_dims(), **self.output_dims()}
+
+    def _lengths(self) -> tuple[str, str]:
+        """What q_len and kv_len are called: one name where they are one length."""
+        is_square = self.variant == "self" or (self.part, self.variant) == ("block", "causal")
+        return ("seq_len", "seq_len") if is_square else ("q_len", "kv_len")
+
+    def output_dims(self) -> dict[str, tuple[str | int, ...]]:
+        """Dims of the outputs, `y` first."""
+        q_len, kv_len = self._lengths()
         if self.part == "core":
-            q_len, kv_len = ("seq_len", "seq_len") if self.variant == "self" else ("q_len", "kv_len")
-            kv = ("batch_size", self.num_kv_heads, kv_len, self.head_dim)
-            q = ("batch_size", self.num_heads, q_len, self.head_dim)
-            return {"q": q, "k": kv, "v": kv, OUTPUT_NAME: q}
-        if self.variant == "cross":
-            query = ("batch_size", "q_len", self.embed_dim)
-            return {"query": query, "context": ("batch_size", "kv_len", self.embed_dim), OUTPUT_NAME: query}
-        x = ("batch_size", "seq_len", self.embed_dim)
-        return {"x": x, OUTPUT_NAME: x}
+            return {OUTPUT_NAME: ("batch_size", self.num_heads, q_len, self.v_head_dim)}
+        dims: dict[str, tuple[str | int, ...]] = {OUTPUT_NAME: ("batch_size", q_len, self.embed_dim)}
+        if self.variant == "decode":
+            dims["present_key"] = ("batch_size", self.num_kv_heads, kv_len, self.head_dim)
+            dims["present_value"] = ("batch_size", self.num_kv_heads, kv_len, self.v_head_dim)
+        return dims
+
+    def input_dims(self) -> dict[str, tuple[str | int, ...]]:
+        """Dims of the inputs, in order."""
+        q_len, kv_len = self._lengths()
+        inputs: dict[str, tuple[str | int, ...]]
+        if self.part == "core":
+            inputs = {
+                "q": ("batch_size", self.num_heads, q_len, self.head_dim),
+                "k": ("batch_size", self.num_kv_heads, kv_len, self.head_dim),
+                "v": ("batch_size", self.num_kv_heads, kv_len, self.v_head_dim),
+            }
+        else:
+            x = ("batch_size", q_len, self.embed_dim)
+            context = ("batch_size", kv_len, self.embed_dim)
+            inputs = {"query": x, "context": context} if self.variant == "cross" else {"x": x}
+            if self.variant == "decode":
+                inputs["past_key"] = ("batch_size", self.num_kv_heads, "past_len", self.head_dim)
+                inputs["past_value"] = ("batch_size", self.num_kv_heads, "past_len", self.v_head_dim)
+        if (form := self.masking.form) is not None:
+            sizes: dict[str, str | int] = {"q_len": q_len, "kv_len": kv_len, "num_heads": self.num_heads}
+            inputs[MASK_NAME] = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in form.dims)
+        return inputs
 
     def score_bytes(self) -> int:
         """Bytes of one full score matrix (B, H, q_len, kv_len) in the problem's dtype."""
@@ -194,7 +280,13 @@ class Problem:
         """A short line for people: `block causal T=1024 fp32`."""
         lengths = f"T={self.q_len}" if self.q_len == self.kv_len else f"T={self.q_len}x{self.kv_len}"
         batch = "" if self.batch_size == 1 else f" B={self.batch_size}"
-        return f"{self.part} {self.variant} {lengths}{batch} {self.dtype}"
+        usual = _USUAL_MASK.get(self.variant, "none")
+        words = [] if self.mask == usual else [self.mask]
+        words += [] if self.num_kv_heads == self.num_heads else [f"H={self.num_heads}/{self.num_kv_heads}"]
+        words += [] if self.v_head_dim == self.head_dim else [f"D={self.head_dim}/{self.v_head_dim}"]
+        words += [] if self.given_scale is None else [f"scale={self.given_scale:g}"]
+        words += ["bias"] if self.bias else []
+        return " ".join([f"{self.part} {self.variant} {lengths}{batch} {self.dtype}", *words])
 
 
 def digest(value: Any) -> str:

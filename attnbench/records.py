@@ -108,6 +108,9 @@ class Record(BaseModel):
     output_rows: int | None = None  # rows of the output
     artifact_verified: str | None = None  # "ort-cpu at T = ..." or "unverified: reason"
     memory_limit_bytes: int | None = None
+    v_head_dim: int | None = None  # None in rows of before it was told: head_dim
+    scale: float | None = None  # of the scores; None in rows of before it was told: 1/sqrt(head_dim)
+    bias: bool | None = None  # of the projections; None in rows of before it was told: without
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it
 
 

@@ -6,19 +6,19 @@ T = 65536 holds one head's K and V and one tile. At long T only sampled rows of 
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnbench.errors import ProblemError
-from attnbench.inputs import WEIGHT_NAMES, named_generator
+from attnbench.inputs import named_generator, weight_shapes
 from attnbench.interfaces import Array
-from attnbench.problem import Problem
+from attnbench.masks import Mask, parse_mask
+from attnbench.problem import MASK_NAME, Problem
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
-
-MASKS = ("none", "causal_top_left", "causal_bottom_right")
 
 # One tile of scores: 128 rows were the fastest of 32 to 512 at T = 4096 (4 MiB), 32 rows of 16 to 128 at T = 65536.
 _TILE_ROWS = 128
@@ -43,30 +43,45 @@ def reference_output(
         ProblemError: a missing name, a shape that is not the problem's, a row outside 0..q_len-1.
     """
     _check_shapes("input", inputs, problem.input_shapes())
+    tensor = inputs.get(MASK_NAME)
     if problem.part == "core":
         q, k, v = (inputs[name] for name in ("q", "k", "v"))
-        return reference_attention(q, k, v, scale=problem.scale, mask=problem.mask, rows=rows)
-    square = (problem.embed_dim, problem.embed_dim)
-    _check_shapes("weight", weights, dict.fromkeys(WEIGHT_NAMES, square))
+        rule = problem.masking.rule
+        return reference_attention(q, k, v, scale=problem.scale, mask=rule, mask_tensor=tensor, rows=rows)
+    shapes: dict[str, tuple[int, ...]] = {**weight_shapes(problem)}
+    _check_shapes("weight", weights, shapes | {f"b{n[1:]}": s[1:] for n, s in shapes.items() if problem.bias})
     query, context = (inputs["query"], inputs["context"]) if problem.variant == "cross" else (inputs["x"], inputs["x"])
     positions = _positions(rows, problem.q_len)
     y = np.empty((problem.batch_size, len(positions), problem.embed_dim))
     for sample in range(problem.batch_size):
-        _block(problem, query[sample], context[sample], weights, positions, out=y[sample])
+        masks = _Masks(problem.masking, tensor, (problem.batch_size, problem.num_heads), problem.q_len, problem.kv_len)
+        past = None
+        if problem.variant == "decode":
+            past = inputs["past_key"][sample], inputs["past_value"][sample]
+        _block(problem, query[sample], context[sample], past, weights, positions, masks, sample, out=y[sample])
     return y
 
 
 def reference_attention(
-    q: Array, k: Array, v: Array, *, scale: float | None = None, mask: str = "none", rows: Array | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    scale: float | None = None,
+    mask: str = "none",
+    mask_tensor: Array | None = None,
+    rows: Array | None = None,
 ) -> Float64:
-    """softmax(q k^T * scale) v in float64; a row with every key masked is zero.
+    """softmax(q k^T * scale + mask) v in float64; a row with every key masked is zero.
 
     Args:
-        q: (..., q_len, D).
-        k: (..., kv_len, D).
-        v: (..., kv_len, D_v).
+        q: (..., H, q_len, D), or (q_len, D).
+        k: (..., H_kv, kv_len, D): H_kv divides H, query head h attends with key head h // (H / H_kv).
+        v: (..., H_kv, kv_len, D_v).
         scale: None: 1/sqrt(D).
-        mask: `none`; `causal_top_left`: query i sees keys 0..i; `causal_bottom_right`: the last query sees every key.
+        mask: a position rule of `masks`: `none`; `causal_top_left`: query i sees keys 0..i; `causal_bottom_right`: the
+            last query sees every key; `sliding_window_N`.
+        mask_tensor: bool (True means attend) or added to the scores; broadcast to (..., H, q_len, kv_len).
         rows: query positions to compute, any order; None: all of them.
 
     Returns:
@@ -78,13 +93,15 @@ def reference_attention(
     q, k, v = np.asarray(q), np.asarray(k), np.asarray(v)
     _check_attention_shapes(q, k, v)
     positions = _positions(rows, q.shape[-2])
-    limits = _key_limits(mask, positions, q.shape[-2], k.shape[-2])
+    masks = _Masks(parse_mask(mask), mask_tensor, q.shape[:-2], q.shape[-2], k.shape[-2])
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
+    group = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
     out = np.empty((*q.shape[:-2], len(positions), v.shape[-1]))
     for head in np.ndindex(q.shape[:-2]):
+        kv_head = (*head[:-1], head[-1] // group) if head else head
         q_head = q[head][positions].astype(np.float64) * scale  # (rows, D)
-        k_head = np.ascontiguousarray(k[head].T, dtype=np.float64)  # (D, kv_len)
-        _attend(q_head, k_head, v[head].astype(np.float64), limits, out=out[head])
+        k_head = np.ascontiguousarray(k[kv_head].T, dtype=np.float64)  # (D, kv_len)
+        _attend(q_head, k_head, v[kv_head].astype(np.float64), masks.of(head, positions), out=out[head])
     return out
 
 
@@ -107,61 +124,118 @@ def sample_rows(q_len: int, count: int = 256) -> Int64:
 
 
 def _block(
-    problem: Problem, query: Array, context: Array, weights: Mapping[str, Array], positions: Int64, *, out: Float64
+    problem: Problem,
+    query: Array,
+    context: Array,
+    past: tuple[Array, Array] | None,
+    weights: Mapping[str, Array],
+    positions: Int64,
+    masks: "_Masks",
+    sample: int,
+    *,
+    out: Float64,
 ) -> None:
-    """One sample: query (q_len, E), context (kv_len, E) -> out (rows, E)."""
-    kv_len, head_dim = problem.kv_len, problem.head_dim
-    limits = _key_limits(problem.mask, positions, problem.q_len, kv_len)
-    every_key = np.arange(kv_len)
-    q = np.empty((len(positions), head_dim))
-    k = np.empty((head_dim, kv_len))  # transposed: what the product with q wants
-    v = np.empty((kv_len, head_dim))
-    for head in range(problem.num_heads):
-        columns = slice(head * head_dim, (head + 1) * head_dim)
-        w_q, w_k, w_v = (weights[name][:, columns].astype(np.float64) for name in ("w_q", "w_k", "w_v"))
-        _project(query, positions, [(w_q * problem.scale, q)])
-        _project(context, every_key, [(w_k, k.T), (w_v, v)])
-        _attend(q, k, v, limits, out=out[:, columns])
-    _project(out, np.arange(len(out)), [(weights["w_o"].astype(np.float64), out)])
+    """One sample: query (q_len, E), context (kv_len, E), less what is past -> out (rows, E)."""
+    p = problem
+    old = 0 if past is None else past[0].shape[1]  # keys from the cache
+    new_keys = np.arange(p.kv_len - old)
+    q = np.empty((len(positions), p.head_dim))
+    k = np.empty((p.head_dim, p.kv_len))  # transposed: what the product with q wants
+    v = np.empty((p.kv_len, p.v_head_dim))
+    heads = out if p.v_head_dim == p.head_dim else np.empty((len(positions), p.num_heads * p.v_head_dim))
+    group = p.num_heads // p.num_kv_heads
+    for head in range(p.num_heads):
+        _project(query, positions, [(*_columns(weights, "q", head, p.head_dim, p.scale), q)])
+        if head % group == 0:
+            if past is not None:
+                k[:, :old], v[:old] = past[0][head // group].T, past[1][head // group]
+            pairs = [(*_columns(weights, "k", head // group, p.head_dim), k[:, old:].T)]
+            _project(context, new_keys, [*pairs, (*_columns(weights, "v", head // group, p.v_head_dim), v[old:])])
+        columns = slice(head * p.v_head_dim, (head + 1) * p.v_head_dim)
+        _attend(q, k, v, masks.of((sample, head), positions), out=heads[:, columns])
+    _project(heads, np.arange(len(out)), [(*_columns(weights, "o", 0, p.embed_dim), out)])
 
 
-def _project(x: Array, positions: Int64, pairs: Sequence[tuple[Float64, Float64]]) -> None:
-    """Compute out = x[positions] @ w for each pair (w, out), tile by tile; out may be x itself."""
+def _columns(
+    weights: Mapping[str, Array], letter: str, head: int, width: int, factor: float = 1.0
+) -> tuple[Float64, Float64]:
+    """A head's columns of a projection's weight, and of its bias (zeros where there is none), times a factor."""
+    columns = slice(head * width, (head + 1) * width)
+    bias = weights.get(f"b_{letter}")
+    b = np.zeros(width) if bias is None else bias[columns].astype(np.float64) * factor
+    return weights[f"w_{letter}"][:, columns].astype(np.float64) * factor, b
+
+
+def _project(x: Array, positions: Int64, triples: Sequence[tuple[Float64, Float64, Float64]]) -> None:
+    """Compute out = x[positions] @ w + b for each (w, b, out), tile by tile; out may be x itself."""
     for start in range(0, len(positions), _TILE_ROWS):
         tile = slice(start, start + _TILE_ROWS)
         x_tile = x[positions[tile]].astype(np.float64)
-        for w, out in pairs:
-            out[tile] = x_tile @ w
+        for w, b, out in triples:
+            out[tile] = x_tile @ w + b
 
 
-def _attend(q: Float64, k: Float64, v: Float64, limits: Int64, *, out: Float64) -> None:
-    """One head: q (rows, D) already scaled, k (D, kv_len), v (kv_len, D_v) -> out (rows, D_v).
+class _Masks:
+    """The mask of every head: the keys that the position rule leaves, and the tensor's rows."""
 
-    Row i sees the first limits[i] keys.
-    """
+    def __init__(self, mask: Mask, tensor: Array | None, heads: tuple[int, ...], q_len: int, kv_len: int) -> None:
+        self._mask, self._q_len, self._kv_len = mask, q_len, kv_len
+        self._tensor: Array | None = None
+        if tensor is not None:
+            try:
+                self._tensor = np.broadcast_to(np.asarray(tensor), (*heads, q_len, kv_len))
+            except ValueError as err:
+                raise ProblemError(
+                    f"the mask has shape {np.shape(tensor)}, which does not broadcast to {(*heads, q_len, kv_len)}"
+                ) from err
+
+    def of(self, head: tuple[int, ...], positions: Int64) -> "_HeadMask":
+        """For one head and some query positions."""
+        first, end = self._mask.visible(positions, self._q_len, self._kv_len)
+        return _HeadMask(first, end, None if self._tensor is None else self._tensor[head], positions)
+
+
+class _HeadMask(NamedTuple):
+    """Query i sees keys first[i] to end[i] - 1, less what the tensor masks."""
+
+    first: Int64
+    end: Int64
+    tensor: Array | None  # (q_len, kv_len)
+    positions: Int64
+
+    def apply(self, scores: Float64, tile: slice) -> None:
+        """Set what is masked in scores (rows, keys from 0 on) to -inf, add what is to be added."""
+        first, end, keys = self.first[tile], self.end[tile], scores.shape[1]
+        if self.tensor is not None:
+            rows = self.tensor[self.positions[tile], :keys]
+            if rows.dtype == np.bool_:
+                scores[~rows] = -np.inf
+            else:
+                scores += rows.astype(np.float64)
+        least, most = int(end.min()), int(first.max())
+        if least < keys:
+            scores[:, least:][np.arange(least, keys) >= end[:, None]] = -np.inf
+        if most > 0:
+            scores[:, :most][np.arange(most) < first[:, None]] = -np.inf
+
+
+def _attend(q: Float64, k: Float64, v: Float64, mask: _HeadMask, *, out: Float64) -> None:
+    """One head: q (rows, D) already scaled, k (D, kv_len), v (kv_len, D_v) -> out (rows, D_v)."""
     kv_len = len(v)
     tile_rows = min(_TILE_ROWS, max(1, _TILE_BYTES // (8 * kv_len)))
     buffer = np.empty(min(tile_rows, len(q)) * kv_len)  # one for all tiles: fresh pages would cost more than the sums
     for start in range(0, len(q), tile_rows):
         tile = slice(start, start + tile_rows)
-        limit = limits[tile]
-        end = int(limit.max())  # keys beyond are masked for every row of the tile
+        ends = mask.end[tile]
+        end = int(ends.max())  # keys beyond are masked for every row of the tile
         if end == 0:
             out[tile] = 0.0
             continue
-        scores = buffer[: len(limit) * end].reshape(len(limit), end)
+        scores = buffer[: len(ends) * end].reshape(len(ends), end)
         np.matmul(q[tile], k[:, :end], out=scores)
-        _mask_keys(scores, limit)
+        mask.apply(scores, tile)
         sums = _exponentiate(scores)
         out[tile] = scores @ v[:end] / sums
-
-
-def _mask_keys(scores: Float64, limit: Int64) -> None:
-    """Set scores[i, j] to -inf for j >= limit[i]; only the columns where rows differ are touched."""
-    first = int(limit.min())
-    end = scores.shape[1]
-    if first < end:
-        scores[:, first:][np.arange(first, end) >= limit[:, None]] = -np.inf
 
 
 def _exponentiate(scores: Float64) -> Float64:
@@ -173,16 +247,6 @@ def _exponentiate(scores: Float64) -> Float64:
     sums: Float64 = scores.sum(axis=1, keepdims=True)
     sums[sums == 0.0] = 1.0
     return sums
-
-
-def _key_limits(mask: str, positions: Int64, q_len: int, kv_len: int) -> Int64:
-    """How many keys, from the first on, each query position sees."""
-    if mask not in MASKS:
-        raise ProblemError(f"mask must be one of {', '.join(MASKS)}; got {mask!r}")
-    if mask == "none":
-        return np.full(len(positions), kv_len)
-    offset = kv_len - q_len if mask == "causal_bottom_right" else 0
-    return np.clip(positions + 1 + offset, 0, kv_len)
 
 
 def _positions(rows: Array | None, q_len: int) -> Int64:
@@ -211,8 +275,10 @@ def _check_attention_shapes(q: Array, k: Array, v: Array) -> None:
         raise ProblemError(f"q, k and v must have at least 2 dimensions (length, head_dim); {shapes}")
     if 0 in (*q.shape, *k.shape, *v.shape):
         raise ProblemError(f"q, k and v must not be empty; {shapes}")
-    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
-        raise ProblemError(f"q, k and v must agree in all but the last two dimensions; {shapes}")
+    if k.shape[:-2] != v.shape[:-2] or q.ndim != k.ndim or q.shape[:-3] != k.shape[:-3]:
+        raise ProblemError(f"q, k and v must agree in all but heads, length and head_dim, k and v in heads; {shapes}")
+    if q.ndim > 2 and q.shape[-3] % k.shape[-3]:
+        raise ProblemError(f"the heads of k and v must divide those of q; {shapes}")
     if q.shape[-1] != k.shape[-1]:
         raise ProblemError(f"q and k must have the same head_dim; {shapes}")
     if k.shape[-2] != v.shape[-2]:

@@ -1,7 +1,7 @@
 """Multi-head attention in PyTorch, to be read: what the exporters export and the torch arms run.
 
 Shapes: B batch_size, T sequence length (T_q of the queries, T_kv of keys and values), d embed_dim, h num_heads,
-d_h head_dim, d = h * d_h.
+d_h head_dim, d_v v_head_dim, h_kv num_kv_heads, d = h * d_h.
 """
 
 import math
@@ -13,56 +13,110 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnbench.errors import ProblemError
-from attnbench.inputs import make_weights
+from attnbench.inputs import make_weights, weight_shapes
 from attnbench.interfaces import Array, numpy_dtype
-from attnbench.problem import Mask, Problem
+from attnbench.masks import Mask, parse_mask
+from attnbench.problem import Problem
 
 Attention = Literal["eager", "sdpa"]
 
 
-def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-    """Attention written out. q (B, h, T_q, d_h), k and v (B, h, T_kv, d_h) -> (B, h, T_q, d_h)."""
-    scale = 1.0 / math.sqrt(q.shape[-1])
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Mask, scale: float) -> Tensor:
+    """Attention written out.
+
+    Args:
+        q: (B, h, T_q, d_h).
+        k: (B, h_kv, T_kv, d_h), h_kv divides h.
+        v: (B, h_kv, T_kv, d_v).
+        mask: None; bool, True means attend; or added to the scores. Broadcasts to (B, h, T_q, T_kv).
+        rule: what positions allow.
+        scale: of the scores.
+
+    Returns:
+        (B, h, T_q, d_v); zero where a query has no key.
+    """
+    k = repeat_heads(k, q.shape[1])  # (B, h, T_kv, d_h)
+    v = repeat_heads(v, q.shape[1])  # (B, h, T_kv, d_v)
     scores = (q * scale) @ k.mT  # (B, h, T_q, T_kv)
-    if mask == "causal_top_left":
-        scores = scores.masked_fill(~causal_top_left(scores), float("-inf"))  # (B, h, T_q, T_kv)
+    allowed = allowed_keys(mask, rule, scores)  # broadcasts to (B, h, T_q, T_kv)
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask  # (B, h, T_q, T_kv)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))  # (B, h, T_q, T_kv)
     weights = torch.softmax(scores, dim=-1)  # (B, h, T_q, T_kv), each row sums to 1
-    return weights @ v  # (B, h, T_q, d_h)
+    if allowed is not None and rule.may_mask_rows:
+        weights = weights.masked_fill(~allowed.any(-1, keepdim=True), 0.0)  # the softmax of no key is NaN
+    return weights @ v  # (B, h, T_q, d_v)
 
 
-def causal_top_left(scores: Tensor) -> Tensor:
-    """True where query i may see key j: j <= i, counted from the first key. (B, h, T_q, T_kv) -> (T_q, T_kv)."""
-    query = torch.arange(scores.shape[-2], device=scores.device)  # (T_q,)
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, h_kv, T, d) -> (B, h, T, d): each key head serves h / h_kv query heads beside each other."""
+    groups = heads // x.shape[1]
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+
+
+def allowed_keys(mask: Tensor | None, rule: Mask, scores: Tensor) -> Tensor | None:
+    """True where a query may see a key, by position and by a boolean mask; None where every key is allowed."""
+    by_mask = mask if mask is not None and mask.dtype == torch.bool else None
+    if not rule.position:
+        return by_mask
+    by_position = visible(rule, scores)  # (T_q, T_kv)
+    return by_position if by_mask is None else by_position & by_mask
+
+
+def visible(rule: Mask, scores: Tensor) -> Tensor:
+    """True where query i may see key j by position alone. (B, h, T_q, T_kv) -> (T_q, T_kv)."""
+    query = torch.arange(scores.shape[-2], device=scores.device)[:, None]  # (T_q, 1)
     key = torch.arange(scores.shape[-1], device=scores.device)  # (T_kv,)
-    return key <= query[:, None]  # (T_q, T_kv)
+    if rule.position == "causal_bottom_right":
+        query = query + (scores.shape[-1] - scores.shape[-2])  # the last query sees the last key
+    if rule.window is None:
+        return key <= query  # (T_q, T_kv)
+    return (key <= query) & (key > query - rule.window)  # (T_q, T_kv)
 
 
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: Mask, scale: float) -> Tensor:
     """The same by PyTorch's fused operator; its `is_causal` is top-left. Shapes as in `eager_attention`."""
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=mask == "causal_top_left")  # (B, h, T_q, d_h)
+    is_causal = rule.position == "causal_top_left" and mask is None
+    if rule.position and not is_causal:
+        by_position = visible(rule, q @ k[:, :1].mT)  # (T_q, T_kv)
+        if mask is None:
+            mask = by_position
+        elif mask.dtype == torch.bool:
+            mask = mask & by_position  # broadcasts to (B, h, T_q, T_kv)
+        else:
+            mask = mask.masked_fill(~by_position, float("-inf"))
+    if mask is not None and mask.ndim == 4 and mask.shape[2] == 1:
+        # onnxruntime 1.32 runs Attention only with a mask that has every query's row.
+        mask = mask.expand(-1, -1, q.shape[2], -1)  # (B, 1, T_q, T_kv)
+    usual = scale == 1.0 / math.sqrt(q.shape[-1])
+    return functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=None if usual else scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # (B, h, T_q, d_v)  # fmt: skip
 
 
 class AttentionCore(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
-    """Attention on given q, k, v: softmax(q k^T / sqrt(d_h)) v.
+    """Attention on given q, k, v: softmax(q k^T * scale + mask) v.
 
     Args:
-        mask: `none` or `causal_top_left`; a property of the module, never guessed from a shape.
+        mask: a name of `masks.parse_mask`; a property of the module, never guessed from a shape.
         attention: `eager` writes the scores out, `sdpa` calls the fused operator.
+        scale: of the scores.
 
     Raises:
         ProblemError: an unknown mask or attention.
     """
 
-    def __init__(self, *, mask: Mask, attention: Attention) -> None:
+    def __init__(self, *, mask: str, attention: Attention, scale: float) -> None:
         super().__init__()
-        for name, value, allowed in (("mask", mask, get_args(Mask)), ("attention", attention, get_args(Attention))):
-            if value not in allowed:
-                raise ProblemError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
-        self.mask: Mask = mask
+        if attention not in get_args(Attention):
+            raise ProblemError(f"attention must be one of {', '.join(get_args(Attention))}; got {attention!r}")
+        self.rule, self.scale = parse_mask(mask), scale
         self.attend = eager_attention if attention == "eager" else sdpa_attention
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend: q (B, h, T_q, d_h), k and v (B, h, T_kv, d_h) -> (B, h, T_q, d_h).
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend: q (B, h, T_q, d_h), k (B, h_kv, T_kv, d_h), v (B, h_kv, T_kv, d_v) -> (B, h, T_q, d_v).
 
         Raises:
             ProblemError: k and v differ in length (the fused operator would read past the end without a word).
@@ -70,53 +124,87 @@ class AttentionCore(nn.Module):  # type: ignore[misc]  # torch is not type-check
         # While a graph is traced the lengths are symbols: comparing them would tie them together in the file.
         if not torch.compiler.is_compiling() and not torch.jit.is_tracing() and k.shape[-2] != v.shape[-2]:
             raise ProblemError(f"k and v must have the same length, got {k.shape[-2]} and {v.shape[-2]}")
-        return self.attend(q, k, v, self.mask)  # (B, h, T_q, d_h)
+        return self.attend(q, k, v, mask, self.rule, self.scale)  # (B, h, T_q, d_v)
 
 
 class AttentionBlock(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
-    """Multi-head attention with its projections, without bias.
+    """Multi-head attention with its projections.
 
     Self-attention passes one sequence; cross-attention passes the context that keys and values come from: the only
-    difference. Causal is a mask. See Vaswani et al., 2017, section 3.2.
+    difference. Causal is a mask. With fewer key heads than query heads it is grouped-query attention (Ainslie et al.,
+    2023), with one it is multi-query. See Vaswani et al., 2017, section 3.2.
 
     Args:
-        embed_dim: d, a multiple of num_heads.
-        num_heads: h.
-        mask: as in `AttentionCore`.
+        problem: gives the sizes, the mask, the scale and whether the projections have a bias.
         attention: as in `AttentionCore`.
-
-    Raises:
-        ProblemError: embed_dim is not a multiple of num_heads.
     """
 
-    def __init__(self, *, embed_dim: int, num_heads: int, mask: Mask, attention: Attention) -> None:
+    def __init__(self, problem: Problem, *, attention: Attention) -> None:
         super().__init__()
-        if embed_dim % num_heads:
-            raise ProblemError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        self.num_heads = num_heads
-        self.head_dim = embed_dim // num_heads
-        self.w_q = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.w_k = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.w_v = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.w_o = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.core = AttentionCore(mask=mask, attention=attention)
+        self.num_heads, self.num_kv_heads = problem.num_heads, problem.num_kv_heads
+        for name, (rows, columns) in weight_shapes(problem).items():
+            setattr(self, name, nn.Linear(rows, columns, bias=problem.bias))
+        self.core = AttentionCore(mask=problem.mask, attention=attention, scale=problem.scale)
 
-    def forward(self, query: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Attend: query (B, T_q, d), context (B, T_kv, d); without a context the query itself -> (B, T_q, d)."""
         if context is None:
             context = query
-        q = self.split_heads(self.w_q(query))  # (B, T_q, d) -> (B, h, T_q, d_h)
-        k = self.split_heads(self.w_k(context))  # (B, T_kv, d) -> (B, h, T_kv, d_h)
-        v = self.split_heads(self.w_v(context))  # (B, T_kv, d) -> (B, h, T_kv, d_h)
-        y = self.core(q, k, v)  # (B, h, T_q, d_h)
-        y = y.transpose(1, 2)  # (B, T_q, h, d_h)
-        y = y.flatten(2)  # (B, T_q, d)
+        q, k, v = self.project(query, context)
+        return self.merge(self.core(q, k, v, mask))  # (B, T_q, d)
+
+    def project(self, query: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values by heads."""
+        q = split_heads(self.w_q(query), self.num_heads)  # (B, T_q, d) -> (B, h, T_q, d_h)
+        k = split_heads(self.w_k(context), self.num_kv_heads)  # (B, T_kv, d) -> (B, h_kv, T_kv, d_h)
+        v = split_heads(self.w_v(context), self.num_kv_heads)  # (B, T_kv, d) -> (B, h_kv, T_kv, d_v)
+        return q, k, v
+
+    def merge(self, y: Tensor) -> Tensor:
+        """Heads beside each other, then the output projection: (B, h, T_q, d_v) -> (B, T_q, d)."""
+        y = y.transpose(1, 2)  # (B, T_q, h, d_v)
+        y = y.flatten(2)  # (B, T_q, h * d_v)
         return self.w_o(y)  # (B, T_q, d)
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """(B, T, d) -> (B, h, T, d_h)."""
-        x = x.unflatten(-1, (self.num_heads, self.head_dim))  # (B, T, h, d_h)
-        return x.transpose(1, 2)  # (B, h, T, d_h)
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, h * d_h) -> (B, h, T, d_h)."""
+    x = x.unflatten(-1, (heads, -1))  # (B, T, h, d_h)
+    return x.transpose(1, 2)  # (B, h, T, d_h)
+
+
+class DecodeStep(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
+    """One step with a cache: keys and values of the new tokens go behind those of the old ones."""
+
+    def __init__(self, block: AttentionBlock) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(
+        self, x: Tensor, past_key: Tensor, past_value: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """X (B, T_q, d), past_key (B, h_kv, P, d_h), past_value (B, h_kv, P, d_v).
+
+        Returns:
+            y (B, T_q, d), present_key (B, h_kv, P + T_q, d_h), present_value (B, h_kv, P + T_q, d_v).
+        """
+        block = self.block
+        q, k, v = block.project(x, x)
+        k = torch.cat([past_key, k], dim=2)  # (B, h_kv, P + T_q, d_h)
+        v = torch.cat([past_value, v], dim=2)  # (B, h_kv, P + T_q, d_v)
+        return block.merge(block.core(q, k, v, mask)), k, v
+
+
+class MaskedSelfAttention(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
+    """Self-attention whose second input is a mask, not a context."""
+
+    def __init__(self, block: AttentionBlock) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """X (B, T, d), mask broadcasts to (B, h, T, T) -> (B, T, d)."""
+        return self.block(x, None, mask)  # (B, T, d)
 
 
 def build_module(problem: Problem, *, seed: int = 0, attention: Attention = "eager") -> nn.Module:
@@ -133,17 +221,21 @@ def build_module(problem: Problem, *, seed: int = 0, attention: Attention = "eag
         ProblemError: an unknown attention.
     """
     if problem.part == "core":
-        return AttentionCore(mask=problem.mask, attention=attention).eval()
+        return AttentionCore(mask=problem.mask, attention=attention, scale=problem.scale).eval()
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
-        block = AttentionBlock(
-            embed_dim=problem.embed_dim, num_heads=problem.num_heads, mask=problem.mask, attention=attention
-        )
-    # `x @ w` of the problem is `nn.Linear` with the transpose of w.
+        block = AttentionBlock(problem, attention=attention)
+    # `x @ w + b` of the problem is `nn.Linear` with the transpose of w.
     state = {
-        f"{name}.weight": to_torch(np.ascontiguousarray(w.T)) for name, w in make_weights(problem, seed=seed).items()
+        f"w{name[1:]}.{'weight' if name[0] == 'w' else 'bias'}": to_torch(np.ascontiguousarray(array.T))
+        for name, array in make_weights(problem, seed=seed).items()
     }
     block.load_state_dict(state, assign=True)
-    return block.requires_grad_(False).eval()
+    module: nn.Module = block
+    if problem.variant == "decode":
+        module = DecodeStep(block)
+    elif problem.masking.form is not None and problem.variant != "cross":
+        module = MaskedSelfAttention(block)
+    return module.requires_grad_(False).eval()
 
 
 def to_torch(array: Array) -> Tensor:

@@ -11,7 +11,7 @@ from attnbench.errors import ProblemError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
-from attnbench.torch_model import AttentionBlock, AttentionCore, build_module, from_torch, to_torch
+from attnbench.torch_model import AttentionCore, build_module, from_torch, to_torch
 
 VARIANTS = ["self", "cross", "causal"]
 ATTENTIONS = ["eager", "sdpa"]
@@ -71,13 +71,13 @@ def test_one_module_serves_every_length_and_batch(variant, attention):
     [(1, 5, [0]), (3, 7, [0, 0.5, 1]), (4, 4, [0, 0.5, 1, 1.5]), (7, 3, [0, 0.5, 1, 1, 1, 1, 1])],
 )
 def test_causal_rows_are_means_of_the_keys_up_to_their_own(q_len, kv_len, expected, attention):
-    core = AttentionCore(mask="causal_top_left", attention=attention)
+    core = AttentionCore(mask="causal_top_left", attention=attention, scale=1.0)
     np.testing.assert_allclose(mean_of_allowed(core, q_len, kv_len), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_causality_does_not_depend_on_a_length(attention):
-    core = AttentionCore(mask="causal_top_left", attention=attention)
+    core = AttentionCore(mask="causal_top_left", attention=attention, scale=1.0)
     np.testing.assert_allclose(mean_of_allowed(core, 10, 10), np.arange(10) / 2, atol=1e-5)
     assert mean_of_allowed(core, 1, 1) == [0]
     assert mean_of_allowed(core, 1, 4) == [0]  # deciding "causal only if T > 1" would give 1.5
@@ -85,7 +85,7 @@ def test_causality_does_not_depend_on_a_length(attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_without_a_mask_every_row_sees_every_key(attention):
-    core = AttentionCore(mask="none", attention=attention)
+    core = AttentionCore(mask="none", attention=attention, scale=1.0)
     np.testing.assert_allclose(mean_of_allowed(core, 3, 7), [3, 3, 3], atol=1e-5)
 
 
@@ -150,7 +150,7 @@ def test_the_exported_graph_bakes_no_length_in(part, variant, attention):
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_keys_and_values_of_different_lengths_are_refused(attention):
-    core = AttentionCore(mask="none", attention=attention)
+    core = AttentionCore(mask="none", attention=attention, scale=1.0)
     with pytest.raises(ProblemError, match="k and v must have the same length, got 5 and 4"):
         core(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 5, 8), torch.zeros(1, 1, 4, 8))
 
@@ -176,13 +176,69 @@ def test_the_seed_chooses_the_weights():
 def test_unknown_masks_and_attentions_are_refused():
     with pytest.raises(ProblemError, match="attention must be one of eager, sdpa; got 'flash'"):
         build_module(Problem.make(seq_len=4), attention="flash")
-    with pytest.raises(ProblemError, match="mask must be one of none, causal_top_left; got 'causal'"):
-        AttentionCore(mask="causal", attention="eager")
+    with pytest.raises(ProblemError, match=r"mask must be none, .*; got 'causal'"):
+        AttentionCore(mask="causal", attention="eager", scale=1.0)
 
 
-def test_heads_that_do_not_divide_the_embedding_are_refused():
-    with pytest.raises(ProblemError, match="embed_dim must be a multiple of num_heads, got 10 and 4"):
-        AttentionBlock(embed_dim=10, num_heads=4, mask="none", attention="eager")
+MASKED = [
+    ("self", mask) for mask in ("key_padding", "bool_b1qk", "bool_1hqk", "bool_qk", "bias_1hqk", "alibi")
+] + [
+    ("cross", "key_padding"), ("cross", "bias_1hqk"), ("causal", "causal_bottom_right"), ("causal", "sliding_window_3"),
+    ("causal", "causal_top_left+key_padding"), ("causal", "sliding_window_5+bool_qk"),
+    ("causal", "causal_bottom_right+bias_1hqk"),
+]  # fmt: skip
+HEADS = [
+    {"num_kv_heads": 4}, {"num_kv_heads": 2, "bias": True}, {"num_kv_heads": 1, "v_head_dim": 8, "scale": 0.3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=["every head", "grouped", "one key head"])
+@pytest.mark.parametrize(("variant", "mask"), MASKED)
+@pytest.mark.parametrize("part", ["block", "core"])
+def test_masks_and_heads_of_every_kind_are_what_the_oracle_says(part, variant, mask, heads):
+    heads = {**heads, "bias": heads.get("bias", False) and part == "block"}
+    lengths = [(7, 5), (5, 7)] if variant == "cross" or (part, variant) == ("core", "causal") else [(7, 7)]
+    for q_len, kv_len in lengths:
+        problem = Problem.make(
+            part=part, variant=variant, seq_len=q_len, kv_len=kv_len, batch_size=2, num_heads=4, head_dim=16, mask=mask,
+            **heads,
+        )  # fmt: skip
+        for attention in ATTENTIONS:
+            assert_close_to_reference(problem, build_module(problem, attention=attention))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_query_heads_share_the_key_head_of_their_group(attention):
+    """F-head: V of key head h is h + 1, so 4 query heads on 2 key heads give 1, 1, 2, 2, not 1, 2, 1, 2."""
+    v = torch.arange(1.0, 3.0)[:, None, None].expand(1, 2, 5, 8)
+    core = AttentionCore(mask="none", attention=attention, scale=1.0)
+    out = core(torch.randn(1, 4, 3, 8), torch.randn(1, 2, 5, 8), v)
+    assert out[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_row_without_any_key_is_zero(attention):
+    mask = torch.ones(1, 1, 4, 5, dtype=torch.bool)
+    mask[..., 1, :] = False
+    core = AttentionCore(mask="bool_b1qk", attention=attention, scale=1.0)
+    out = core(torch.randn(1, 2, 4, 8), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8), mask)
+    assert torch.equal(out[:, :, 1], torch.zeros(1, 2, 8))
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "expected"),
+    [
+        ("causal_bottom_right", (3, 7), [2.0, 2.5, 3.0]),
+        ("causal_bottom_right", (5, 3), [0.0, 0.0, 0.0, 0.5, 1.0]),  # the first two queries see no key
+        ("sliding_window_2", (4, 4), [0.0, 0.5, 1.5, 2.5]),
+        ("sliding_window_1", (3, 3), [0.0, 1.0, 2.0]),
+    ],
+)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_rows_are_means_of_the_keys_that_the_rule_allows(mask, lengths, expected, attention):
+    core = AttentionCore(mask=mask, attention=attention, scale=1.0)
+    assert mean_of_allowed(core, *lengths) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attnbench.errors import UnavailableError
+from attnbench.inputs import weight_shapes
 from attnbench.problem import DTYPE_BYTES, Problem
 
 # A fraction of peak above this is an error in the harness, or a computation that was skipped.
@@ -35,38 +36,51 @@ class Candidate:
 
 
 def flops(problem: Problem) -> int:
-    """Floating-point operations: 4 B H q_len kv_len D for attention, half of that for causal, plus the projections.
+    """Floating-point operations: 2 B H q_len kv_len (D + D_v) for attention, half for causal, plus the projections.
 
     Causal with q_len != kv_len (top-left): the triangle of the shorter length, and whole rows below it.
     A multiply-add counts 2. Softmax is not counted. The block projects q and output over q_len, k and v over kv_len.
     """
     p = problem
-    pairs: float = p.q_len * p.kv_len
-    if p.mask != "none":
+    width = p.head_dim + p.v_head_dim
+    return int(2 * p.batch_size * p.num_heads * visible_pairs(p) * width) + projection_flops(problem)
+
+
+def visible_pairs(problem: Problem) -> float:
+    """Query-key pairs that the position rule leaves; what a tensor masks is computed all the same and counts."""
+    p, masking = problem, problem.masking
+    if not masking.position:
+        return float(p.q_len * p.kv_len)
+    if masking.position == "causal_top_left":
         short = min(p.q_len, p.kv_len)
-        pairs = short * short / 2 + (p.q_len - short) * p.kv_len
-    return int(4 * p.batch_size * p.num_heads * pairs * p.head_dim) + projection_flops(problem)
+        return short * short / 2 + (p.q_len - short) * p.kv_len
+    import numpy as np
+
+    first, end = masking.visible(np.arange(p.q_len), p.q_len, p.kv_len)
+    return float((end - first).sum())
 
 
 def projection_flops(problem: Problem) -> int:
     """The part of `flops` that is matrix products with weights: 0 for the core."""
     if problem.part == "core":
         return 0
-    return 4 * problem.batch_size * (problem.q_len + problem.kv_len) * problem.embed_dim**2
+    keys = problem.q_len if problem.variant == "decode" else problem.kv_len  # the cache is not projected again
+    lengths = {"w_q": problem.q_len, "w_k": keys, "w_v": keys, "w_o": problem.q_len}
+    per_sample = sum(lengths[name] * math.prod(shape) for name, shape in weight_shapes(problem).items())
+    return 2 * problem.batch_size * per_sample
 
 
 def bytes_min(problem: Problem) -> int:
     """Least traffic: every input and weight read once, the output written once."""
-    shapes = [*problem.input_shapes().values(), problem.output_shape()]
-    if problem.part == "block":
-        shapes += [(problem.embed_dim, problem.embed_dim)] * 4
-    elements = 0
-    for shape in shapes:
-        size = 1
-        for n in shape:
-            size *= n
-        elements += size
-    return elements * DTYPE_BYTES[problem.dtype]
+    sizes = {"bool": 1, **DTYPE_BYTES}
+    kinds = problem.input_kinds()
+    read = sum(math.prod(shape) * sizes[kinds[name]] for name, shape in problem.input_shapes().items())
+    weights = weight_shapes(problem)
+    new = problem.q_len if problem.variant == "decode" else 0  # tokens that are written to the cache
+    cached = problem.batch_size * problem.num_kv_heads * new * (problem.head_dim + problem.v_head_dim)
+    others = math.prod(problem.output_shape()) + cached + sum(math.prod(shape) for shape in weights.values())
+    others += sum(shape[1] for shape in weights.values()) if problem.bias else 0
+    return read + others * DTYPE_BYTES[problem.dtype]
 
 
 def peak_fraction(gflops_per_s: float, peak_gflops_per_s: float | None) -> float | None:

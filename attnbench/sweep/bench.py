@@ -152,7 +152,7 @@ class Bench:
                 "export",
                 timeout_s=max(self.sweep.timeout_s, 60.0),
                 exporter=exporter,
-                problem=problem.at(q_len=8, kv_len=6 if problem.q_len != problem.kv_len else 8, batch_size=2).as_dict(),
+                problem=_export_example(problem).as_dict(),
                 opset=opset,
                 path=str(path),
                 seed=self.sweep.seed,
@@ -190,6 +190,8 @@ class Bench:
     @staticmethod
     def _verification_problem(problem: Problem, size: tuple[int, int, int]) -> Problem:
         batch_size, q_len, kv_len = size
+        if problem.variant == "decode":
+            return problem.at(q_len=q_len, kv_len=q_len + kv_len, batch_size=batch_size)
         free = problem.variant == "cross" or problem.q_len != problem.kv_len
         return problem.at(q_len=q_len, kv_len=kv_len if free else q_len, batch_size=batch_size)
 
@@ -252,6 +254,13 @@ class Bench:
         except AttnbenchError:
             return None
         return found
+
+
+def _export_example(problem: Problem) -> Problem:
+    """The problem at the sizes that an exporter is shown."""
+    if problem.variant == "decode":
+        return problem.at(q_len=2, kv_len=8, batch_size=2)
+    return problem.at(q_len=8, kv_len=6 if problem.q_len != problem.kv_len else 8, batch_size=2)
 
 
 def in_parallel(function: Callable[[T], None], items: Sequence[T], at_once: int) -> None:

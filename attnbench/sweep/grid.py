@@ -2,7 +2,6 @@
 
 import difflib
 import math
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,16 @@ from typing import Any, cast
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from attnbench.errors import InputError
+from attnbench.masks import parse_mask
 from attnbench.problem import DType, Part, Problem, Variant, digest
+from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
 DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
 DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
-MAX_SIZE_BYTES = 1 << 63  # of a memory limit, as the kernel counts it
-_SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier"})
+_SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier", "bias"})
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
 
@@ -34,11 +34,16 @@ class Sweep(BaseModel):
     variants: tuple[str, ...] = ("self", "cross", "causal")
     seq_lens: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
     kv_lens: tuple[int, ...] = ()
+    q_lens: tuple[int, ...] = (1,)  # new tokens of a decode step
     batch_sizes: tuple[int, ...] = (1,)
     num_heads: tuple[int, ...] = (8,)
     head_dims: tuple[int, ...] = (64,)
     dtypes: tuple[str, ...] = ("fp32",)
-    mask: str | None = None
+    masks: tuple[str, ...] = ()  # none: what the variant means
+    num_kv_heads: tuple[int, ...] = ()  # none: as many as heads
+    v_head_dims: tuple[int, ...] = ()  # none: head_dim
+    scale: float | None = None
+    bias: bool = False
     exporters: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
     opset: tuple[int, ...] = ()
@@ -56,7 +61,7 @@ class Sweep(BaseModel):
 
     @field_validator(
         *("part", "variants", "seq_lens", "kv_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
-        *("exporters", "runtimes", "opset", "require"),
+        *("exporters", "runtimes", "opset", "require", "masks", "num_kv_heads", "v_head_dims"),
         mode="after",
     )
     @classmethod
@@ -66,7 +71,9 @@ class Sweep(BaseModel):
                 raise ValueError(f"{value!r} is given twice; name each value once")
         return values
 
-    @field_validator("part", "variants", "seq_lens", "batch_sizes", "num_heads", "head_dims", "dtypes", mode="after")
+    @field_validator(
+        *("part", "variants", "seq_lens", "q_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"), mode="after"
+    )
     @classmethod
     def _not_empty(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
         if not values:
@@ -150,39 +157,9 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 # How the flags of the command line and the keys of a TOML file may also be written.
 ALIASES = {"parts": "part", "time_budget": "time_budget_s", "timeout": "timeout_s", "opsets": "opset",
            "memory_limit": "memory_limit_bytes", "memory_budget": "memory_budget_bytes",
-           "heads": "num_heads", "head_dim": "head_dims",
+           "mask": "masks", "kv_heads": "num_kv_heads", "v_head_dim": "v_head_dims", "heads": "num_heads",
+           "head_dim": "head_dims",
            "batch_size": "batch_sizes", "dtype": "dtypes"}  # fmt: skip
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-          "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
-_TIMES = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of `8GiB`, `512MiB`, `1000000`.
-
-    Raises:
-        InputError: not a size.
-    """
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)", str(text).strip())
-    unit = match[2].lower() if match else None
-    if match is None or unit not in _UNITS:
-        raise InputError(f"a size is a number with a unit such as 512MiB or 8GiB, got {text!r}")
-    size = float(match[1]) * _UNITS[unit]
-    if size >= MAX_SIZE_BYTES:
-        raise InputError(f"a size must be below 8 EiB, got {text!r}; leave it out for no limit")
-    return int(size)
-
-
-def parse_duration(text: str | float) -> float:
-    """Seconds of `300s`, `5m`, `1h`, `90`.
-
-    Raises:
-        InputError: not a duration.
-    """
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([a-z]*)", str(text).strip())
-    if match is None or match[2] not in _TIMES:
-        raise InputError(f"a duration is a number with a unit such as 90s, 5m or 1h, got {text!r}")
-    return float(match[1]) * _TIMES[match[2]]
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
@@ -239,7 +216,7 @@ def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
                 value = _PARSERS[target](value)
             except InputError as err:
                 raise InputError(f"{where}: {key}: {err}") from err
-        elif target != "mask" and isinstance(value, str | int) and _is_list(target) and not isinstance(value, bool):
+        elif isinstance(value, str | int) and _is_list(target) and not isinstance(value, bool):
             value = (value,)
         result[target] = value
     return result
@@ -275,12 +252,39 @@ def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
         )
     if sweep.measure_frontier and sweep.memory_budget_bytes is None:
         raise InputError("measure_frontier needs a memory budget to find the longest T in; give --memory-budget 8GiB")
-    for problem in problems(sweep):
-        if sweep.mask is not None and sweep.mask != problem.mask:
-            raise InputError(
-                f"variant {problem.variant} means mask {problem.mask}, got mask {sweep.mask!r}; leave one of them out"
-            )
+    _check_masks(sweep)
+    problems(sweep)
     return sweep
+
+
+def _check_masks(sweep: Sweep) -> None:
+    """Every mask fits a variant of the sweep, and every variant has one.
+
+    Raises:
+        InputError: one does not.
+    """
+    fitting = {variant: _masks(sweep, variant) for variant in sweep.variants}
+    for mask in sweep.masks:
+        parse_mask(mask)
+        if not any(mask in found for found in fitting.values()):
+            raise InputError(
+                f"mask {mask!r} fits none of the variants {', '.join(sweep.variants)}: a causal or sliding-window rule "
+                "is of variant causal, all else of self and cross; add the variant or leave the mask out"
+            )
+    for variant, found in fitting.items():
+        if not found:
+            raise InputError(
+                f"variant {variant} has none of the masks {', '.join(sweep.masks)}; add one for it or leave it out"
+            )
+
+
+def _masks(sweep: Sweep, variant: str) -> Sequence[str]:
+    """The masks of the sweep that fit a variant; the variant's own where none is named."""
+    if not sweep.masks:
+        return ("",)
+    if variant == "decode":
+        return [mask for mask in sweep.masks if parse_mask(mask).position == "causal_bottom_right"]
+    return [mask for mask in sweep.masks if bool(parse_mask(mask).position) == (variant == "causal")]
 
 
 def _takes_kv_lens(sweep: Sweep) -> bool:
@@ -299,10 +303,16 @@ def problems(sweep: Sweep) -> list[Problem]:
             variant=cast(Variant, variant),
             seq_len=seq_len,
             kv_len=kv_len,
+            q_len=q_len,
             batch_size=batch_size,
             num_heads=num_heads,
             head_dim=head_dim,
             dtype=cast(DType, dtype),
+            num_kv_heads=num_kv_heads,
+            mask=mask,
+            v_head_dim=v_head_dim,
+            scale=sweep.scale,
+            bias=sweep.bias and part == "block",
         )
         for seq_len in sweep.seq_lens
         for batch_size in sweep.batch_sizes
@@ -311,7 +321,12 @@ def problems(sweep: Sweep) -> list[Problem]:
         for dtype in sweep.dtypes
         for part in sweep.part
         for variant in sweep.variants
+        for mask in _masks(sweep, variant)
+        for num_kv_heads in sweep.num_kv_heads or (None,)
+        for v_head_dim in sweep.v_head_dims or (None,)
         for kv_len in _kv_lens(sweep, part, variant)
+        for q_len in (sweep.q_lens if variant == "decode" else (1,))
+        if (part, variant) != ("core", "decode")
     ]
     unique = {p.problem_id: p for p in found}
     return sorted(unique.values(), key=lambda p: p.batch_size * p.q_len * max(p.q_len, p.kv_len))

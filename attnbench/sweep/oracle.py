@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
-from attnbench.problem import Problem
+from attnbench.problem import MASK_NAME, Problem
 from attnbench.reference import reference_output, sample_rows
 
 # Above this many scores the judge looks at sampled rows (8 heads x 4096 x 4096 is judged whole).
@@ -63,27 +63,46 @@ def torch_eager_rows(
     """
     import torch
 
-    from attnbench.torch_model import from_torch, to_torch
+    from attnbench.torch_model import from_torch, repeat_heads, split_heads, to_torch
 
     tensors = {name: to_torch(array) for name, array in {**inputs, **weights}.items()}
     index = torch.from_numpy(rows)
+    p = problem
     with torch.inference_mode():
-        if problem.part == "core":
+        if p.part == "core":
             q, k, v = tensors["q"][:, :, index], tensors["k"], tensors["v"]
         else:
-            query = tensors["query" if problem.variant == "cross" else "x"][:, index]  # (B, rows, E)
-            context = tensors["context" if problem.variant == "cross" else "x"]  # (B, kv_len, E)
-            heads = (problem.num_heads, problem.head_dim)
+            query = tensors["query" if p.variant == "cross" else "x"][:, index]  # (B, rows, E)
+            context = tensors["context" if p.variant == "cross" else "x"]  # (B, kv_len, E)
             q, k, v = (
-                (source @ tensors[name]).unflatten(-1, heads).transpose(1, 2)  # (B, H, len, D)
-                for source, name in ((query, "w_q"), (context, "w_k"), (context, "w_v"))
+                split_heads(source @ tensors[f"w_{n}"] + tensors.get(f"b_{n}", 0), heads)  # (B, heads, len, D)
+                for n, source, heads in (
+                    ("q", query, p.num_heads),
+                    ("k", context, p.num_kv_heads),
+                    ("v", context, p.num_kv_heads),
+                )
             )
-        scores = q @ k.mT * problem.scale  # (B, H, rows, kv_len)
-        if problem.mask == "causal_top_left":
-            later = torch.arange(problem.kv_len) > index[:, None]  # (rows, kv_len)
-            scores = scores.masked_fill(later, float("-inf"))
-        y = torch.softmax(scores, dim=-1) @ v  # (B, H, rows, D)
-        if problem.part == "block":
-            y = y.transpose(1, 2).flatten(-2) @ tensors["w_o"]  # (B, rows, E)
+        if p.variant == "decode":
+            k, v = torch.cat([tensors["past_key"], k], 2), torch.cat([tensors["past_value"], v], 2)
+        k, v = repeat_heads(k, p.num_heads), repeat_heads(v, p.num_heads)
+        scores = q @ k.mT * p.scale  # (B, H, rows, kv_len)
+        allowed = None
+        if p.masking.position:
+            first, end = (torch.from_numpy(a)[:, None] for a in p.masking.visible(rows, p.q_len, p.kv_len))
+            keys = torch.arange(p.kv_len)
+            allowed = (keys >= first) & (keys < end)  # (rows, kv_len)
+        mask = tensors.get(MASK_NAME)
+        if mask is not None:
+            mask = mask if mask.shape[-2] == 1 else mask[..., index, :]
+            scores = scores if mask.dtype == torch.bool else scores + mask
+            allowed = (mask if allowed is None else allowed & mask) if mask.dtype == torch.bool else allowed
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        weights_ = torch.softmax(scores, dim=-1)  # (B, H, rows, kv_len)
+        if allowed is not None:
+            weights_ = weights_.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+        y = weights_ @ v  # (B, H, rows, D_v)
+        if p.part == "block":
+            y = y.transpose(1, 2).flatten(-2) @ tensors["w_o"] + tensors.get("b_o", 0)  # (B, rows, E)
     result: Array = from_torch(y)
     return result

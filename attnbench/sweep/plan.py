@@ -134,10 +134,12 @@ def call_s(problem: Problem, runtime: str, threads: int) -> float:
     if runtime == "null":
         return CALL_OVERHEAD_S
     # Most runtimes compute the whole square of a causal problem.
-    whole = problem if runtime == "torch-sdpa" or problem.variant != "causal" else replace(problem, variant="cross")
+    is_whole = runtime == "torch-sdpa" or problem.variant != "causal"
+    whole = problem if is_whole else replace(problem, variant="cross", mask="none")
     seconds: float = roofline.flops(whole) / (GFLOPS_PER_THREAD[problem.dtype] * threads**0.9 * 1e9)
     if runtime == "torch-eager":
-        seconds += EAGER_PASSES[problem.mask] * problem.score_bytes() / EAGER_BYTES_PER_S
+        passes = EAGER_PASSES["none" if problem.mask == "none" else "causal_top_left"]  # any mask is one more pass
+        seconds += passes * problem.score_bytes() / EAGER_BYTES_PER_S
     return CALL_OVERHEAD_S + seconds
 
 

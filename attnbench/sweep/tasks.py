@@ -237,10 +237,7 @@ class Tasks:
         """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
         target = Problem.from_dict(problem)
         if not static_shape:
-            short = min(TINY_LEN, target.q_len)
-            kv_len = target.kv_len if target.kv_len == target.q_len else min(TINY_LEN, target.kv_len)
-            tiny = target.at(q_len=short, kv_len=min(kv_len, short) if target.kv_len == target.q_len else kv_len)
-            self._bind(tiny, "normal", self._seed)()
+            self._bind(_tiny(target), "normal", self._seed)()
         call = self._bind(target, "normal", self._seed)
         return asdict(memory.measure_peak(call))
 
@@ -258,6 +255,16 @@ class Tasks:
     def machine_bandwidth(self, *, threads: int, seconds: float) -> dict[str, Any]:
         """The most GB/s that copying in memory reaches here."""
         return {"gbytes_per_s": roofline.measure_bandwidth(threads, seconds), "by": "copy", "threads": threads}
+
+
+def _tiny(target: Problem) -> Problem:
+    """The problem at lengths so short that nothing of it counts."""
+    short = min(TINY_LEN, target.q_len)
+    if target.variant == "decode":
+        return target.at(q_len=short, kv_len=short + min(TINY_LEN, target.kv_len - target.q_len))
+    if target.kv_len == target.q_len:
+        return target.at(q_len=short, kv_len=short)
+    return target.at(q_len=short, kv_len=min(TINY_LEN, target.kv_len))
 
 
 def facts_as_dict(facts: Facts) -> dict[str, Any]:

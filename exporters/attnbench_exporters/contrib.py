@@ -34,7 +34,7 @@ class OnnxContrib:
         return onnx_files.probe_packages(("onnx",), ("onnx",))
 
     def supports(self, problem: Problem, opset: int) -> Support:
-        """fp32 and fp16, and causal only where q_len = kv_len."""
+        """fp32 and fp16, equal heads, no mask but top-left causal, and that only where q_len = kv_len."""
         if problem.dtype not in _MASK_FILTER_VALUE:
             reason = f"{DOMAIN} attention takes fp32 and fp16, not {problem.dtype}"
             return Support(ok=False, reason=f"{reason}; use onnx-attention or onnx-decomposed")
@@ -44,6 +44,15 @@ class OnnxContrib:
                 "`unidirectional` means causal_top_left only where they are equal; use onnx-attention"
             )
             return Support(ok=False, reason=reason)
+        for is_other, what in (
+            (problem.num_kv_heads != problem.num_heads, f"grouped heads ({problem.num_kv_heads} for keys)"),
+            (problem.variant == "decode", "decode with a cache"),
+            (problem.v_head_dim != problem.head_dim, f"v_head_dim {problem.v_head_dim} beside {problem.head_dim}"),
+            (problem.mask not in ("none", "causal_top_left"), f"mask {problem.mask!r}"),
+        ):
+            if is_other:
+                reason = f"onnx-contrib does not write {what}; use onnx-attention or onnx-decomposed"
+                return Support(ok=False, reason=reason)
         return opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
@@ -75,29 +84,34 @@ def build_model(problem: Problem, opset: int, weights: dict[str, Array]) -> Any:
 
 def _packed_nodes(problem: Problem, weights: dict[str, Array]) -> tuple[list[Any], dict[str, Array]]:
     """Pack the projections: x (B, T, E) -> Attention with weight (E, 3E) -> (B, T, E) -> output projection."""
+    packed = np.concatenate([weights["w_q"], weights["w_k"], weights["w_v"]], axis=1)  # (E, 3E)
+    biases = [weights.get(name, np.zeros(packed.shape[0], packed.dtype)) for name in ("b_q", "b_k", "b_v")]
+    constants = {"w_qkv": packed, "b_qkv": np.concatenate(biases)}
+    nodes = [_fused_node(problem, "Attention", ["x", "w_qkv", "b_qkv"], "attended")]
+    projection, more = _projection("attended", "o", OUTPUT_NAME, weights)
+    return nodes + projection, constants | more
+
+
+def _projection(source: str, letter: str, output: str, weights: dict[str, Array]) -> tuple[list[Any], dict[str, Array]]:
+    """Output = source @ w, plus b where there is one."""
     from onnx import helper
 
-    packed = np.concatenate([weights["w_q"], weights["w_k"], weights["w_v"]], axis=1)  # (E, 3E)
-    constants = {"w_qkv": packed, "b_qkv": np.zeros(packed.shape[1], packed.dtype), "w_o": weights["w_o"]}
+    w, b = f"w_{letter}", f"b_{letter}"
+    if b not in weights:
+        return [helper.make_node("MatMul", [source, w], [output], name=f"project_{letter}")], {w: weights[w]}
     nodes = [
-        _fused_node(problem, "Attention", ["x", "w_qkv", "b_qkv"], "attended"),
-        helper.make_node("MatMul", ["attended", "w_o"], [OUTPUT_NAME], name="project"),
+        helper.make_node("MatMul", [source, w], [f"{output}_unbiased"], name=f"project_{letter}"),
+        helper.make_node("Add", [f"{output}_unbiased", b], [output], name=f"bias_{letter}"),
     ]
-    return nodes, constants
+    return nodes, {w: weights[w], b: weights[b]}
 
 
 def _cross_nodes(problem: Problem, weights: dict[str, Array]) -> tuple[list[Any], dict[str, Array]]:
     """Three projections -> MultiHeadAttention on (B, T, E) -> output projection."""
-    from onnx import helper
-
     sources = {"q": "query", "k": "context", "v": "context"}
-    nodes = [
-        helper.make_node("MatMul", [source, f"w_{name}"], [name], name=f"project_{name}")
-        for name, source in sources.items()
-    ]
+    nodes = [node for name, source in sources.items() for node in _projection(source, name, name, weights)[0]]
     nodes.append(_fused_node(problem, "MultiHeadAttention", list(sources), "attended"))
-    nodes.append(helper.make_node("MatMul", ["attended", "w_o"], [OUTPUT_NAME], name="project"))
-    return nodes, dict(weights)
+    return nodes + _projection("attended", "o", OUTPUT_NAME, weights)[0], dict(weights)
 
 
 def _core_nodes(problem: Problem) -> tuple[list[Any], dict[str, Array]]:

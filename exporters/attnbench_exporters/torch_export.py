@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.errors import ExportError, OpsetError, UnsupportedError
 from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, Support
-from attnbench.problem import OUTPUT_NAME, Problem
+from attnbench.problem import Problem
 
 PACKAGES = ("onnxscript", "onnx", "torch")
 MODULES = ("onnx", "onnxscript")  # torch takes seconds to import; the runtimes' probes do that
@@ -44,9 +44,10 @@ def require(support: Support, opset: int, opsets: tuple[int, ...]) -> None:
 def example_problem(problem: Problem) -> Problem:
     """The problem at the sizes that are traced: dims that are separate symbols get different sizes."""
     separate = any("kv_len" in dims for dims in problem.symbolic_dims().values())
-    return problem.at(
-        q_len=EXAMPLE_Q_LEN, kv_len=EXAMPLE_KV_LEN if separate else EXAMPLE_Q_LEN, batch_size=EXAMPLE_BATCH_SIZE
-    )
+    kv_len = EXAMPLE_KV_LEN if separate else EXAMPLE_Q_LEN
+    if problem.variant == "decode":
+        kv_len = EXAMPLE_Q_LEN + EXAMPLE_KV_LEN
+    return problem.at(q_len=EXAMPLE_Q_LEN, kv_len=kv_len, batch_size=EXAMPLE_BATCH_SIZE)
 
 
 def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
@@ -71,7 +72,7 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
         try:
             program = torch.onnx.export(
                 module, args, dynamo=True, opset_version=opset, input_names=list(problem.input_shapes()),
-                output_names=[OUTPUT_NAME], dynamic_shapes=_dynamic_shapes(problem), verbose=False,
+                output_names=list(problem.output_dims()), dynamic_shapes=_dynamic_shapes(problem), verbose=False,
             )  # fmt: skip
         except torch.onnx.OnnxExporterError as err:
             first = str(err).strip().splitlines()[0]
@@ -83,7 +84,7 @@ def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
     """Axis -> Dim for each input in order; one Dim object per promised name."""
     from torch.export import Dim
 
-    promised = [dims for name, dims in problem.symbolic_dims().items() if name != OUTPUT_NAME]
+    promised = list(problem.input_dims().values())
     symbols = {dim: Dim(dim) for dims in promised for dim in dims if isinstance(dim, str)}
     return tuple({axis: symbols[d] for axis, d in enumerate(dims) if isinstance(d, str)} for dims in promised)
 

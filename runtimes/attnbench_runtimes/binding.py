@@ -8,7 +8,7 @@ import numpy as np
 
 from attnbench.errors import NotRunError, ProblemError, UnsupportedError
 from attnbench.interfaces import Array, Settings, numpy_dtype
-from attnbench.problem import OUTPUT_NAME, Problem
+from attnbench.problem import Problem
 
 _OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
 
@@ -22,15 +22,16 @@ def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array
     Raises:
         ProblemError: what is given does not fit the problem.
     """
-    promised = problem.symbolic_dims()
-    del promised[OUTPUT_NAME]
+    promised = problem.input_dims()
     if list(inputs) != list(promised):
         raise ProblemError(f"inputs must be {', '.join(promised)} in this order, got {', '.join(inputs) or 'none'}")
     sizes: dict[str, int] = {}
+    kinds = problem.input_kinds()
     for name, dims in promised.items():
-        array = inputs[name]
-        if array.dtype != numpy_dtype(problem.dtype):
-            raise ProblemError(f"{name} must be {numpy_dtype(problem.dtype)} ({problem.dtype}), got {array.dtype}")
+        array, kind = inputs[name], kinds[name]
+        due = np.dtype(np.bool_) if kind == "bool" else numpy_dtype(kind)
+        if array.dtype != due:
+            raise ProblemError(f"{name} must be {due} ({kind}), got {array.dtype}")
         if array.ndim != len(dims) or any(
             size < 1 or size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
             for size, dim in zip(array.shape, dims, strict=True)
@@ -39,10 +40,18 @@ def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array
     return {name: np.array(array, order="C", copy=True) for name, array in inputs.items()}
 
 
-def output_shape(inputs: Mapping[str, Array]) -> tuple[int, ...]:
-    """Shape of `y`: that of the first input (`x`, `query` or `q`), in every part and variant."""
-    shape: tuple[int, ...] = next(iter(inputs.values())).shape
-    return shape
+def output_buffers(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """An array for every output of a problem at the sizes of its inputs, by name, `y` first."""
+    batch_size, q_len = (next(iter(inputs.values())).shape[axis] for axis in (0, -2))
+    sized = problem.at(q_len=int(q_len), kv_len=kv_len(inputs), batch_size=int(batch_size))
+    return {name: np.empty(shape, numpy_dtype(problem.dtype)) for name, shape in sized.output_shapes().items()}
+
+
+def kv_len(inputs: Mapping[str, Array]) -> int:
+    """The number of keys of bound inputs, those of a cache included."""
+    source = next(name for name in ("k", "context", "x") if name in inputs)
+    cached = inputs["past_key"].shape[-2] if "past_key" in inputs else 0
+    return int(inputs[source].shape[-2] + cached)
 
 
 def refuse_options(settings: Settings, runtime: str, known: tuple[str, ...] = ()) -> None:

@@ -51,7 +51,7 @@ class NullSession:
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """The call that does nothing."""
         own = binding.own_inputs(self._problem, inputs)
-        self._zeros = np.zeros(binding.output_shape(own), next(iter(own.values())).dtype)
+        self._zeros = np.zeros_like(binding.output_buffers(self._problem, own)["y"])
         self._ran = False
 
         def call() -> None:

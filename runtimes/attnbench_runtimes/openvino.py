@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from attnbench.errors import ArtifactError, ReadBackError, UnsupportedError
-from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support, numpy_dtype
+from attnbench.inputs import make_inputs
+from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
 from attnbench.problem import OUTPUT_NAME, Problem
 from attnbench_runtimes import binding
 
@@ -128,10 +129,10 @@ class OpenVinoSession:
         """Copy the inputs and set them and a buffer for the output as the request's tensors."""
         own = binding.own_inputs(self._problem, inputs)
         self._ran = False
-        self._prime(next(reversed(own.values())).shape[-2])
-        output = np.empty(binding.output_shape(own), next(iter(own.values())).dtype)
-        self._set_tensors(own, output)
-        self._inputs, self._output = own, output  # what was bound before is let go only now
+        self._prime(binding.kv_len(own))
+        outputs = binding.output_buffers(self._problem, own)
+        self._set_tensors(own, outputs)
+        self._inputs, self._outputs = own, outputs  # what was bound before is let go only now
         infer = self._request.infer
 
         def call() -> None:
@@ -145,10 +146,9 @@ class OpenVinoSession:
 
         return call
 
-    def _set_tensors(self, own: Mapping[str, Array], output: Array) -> None:
-        for name, array in own.items():
+    def _set_tensors(self, own: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        for name, array in {**own, **outputs}.items():
             self._request.set_tensor(name, _tensor(array, self._problem.dtype))
-        self._request.set_tensor(OUTPUT_NAME, _tensor(output, self._problem.dtype))
 
     def _prime(self, kv_len: int) -> None:
         """Keep the first inference of a compiled model from being one with a single key.
@@ -160,10 +160,9 @@ class OpenVinoSession:
             return
         self._first_kv_len = kv_len
         if kv_len == 1:
-            small, dtype = self._problem.at(q_len=2, kv_len=2, batch_size=1), numpy_dtype(self._problem.dtype)
-            zeros = {name: np.zeros(shape, dtype) for name, shape in small.input_shapes().items()}
-            output = np.zeros(small.output_shape(), dtype)
-            self._set_tensors(zeros, output)
+            small = make_inputs(self._problem.at(q_len=2, kv_len=2, batch_size=1))
+            outputs = binding.output_buffers(self._problem, small)
+            self._set_tensors(small, outputs)
             self._request.infer(share_outputs=True)
 
     def outputs(self) -> Array:
@@ -173,7 +172,7 @@ class OpenVinoSession:
             NotRunError: the call bound last has not run yet.
         """
         binding.require_ran(self._ran)
-        return self._output.copy()
+        return self._outputs[OUTPUT_NAME].copy()
 
     def facts(self) -> Facts:
         """Properties of the compiled model and precisions of the graph that it executes.
@@ -239,7 +238,7 @@ def _tensor(array: Array, dtype: str) -> Any:
     """An OpenVINO tensor on the array's memory."""
     import openvino as ov
 
-    if dtype == "bf16":
+    if dtype == "bf16" and array.dtype != np.bool_:
         return ov.Tensor(array.view(np.uint16), list(array.shape), ov.Type.bf16)
     return ov.Tensor(array, shared_memory=True)
 

@@ -14,7 +14,7 @@ from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Setting
 from attnbench.problem import OUTPUT_NAME, Problem
 from attnbench_runtimes import binding, ort_graph
 
-_ONNX_TYPE = {"fp32": 1, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
+_ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
 _VERSION_WORDS = ("opset", "not a registered function", "no op registered", "unsupported model ir version")
 
 # Recorded at load: which provider every node was given to.
@@ -101,7 +101,7 @@ class OrtSession:
         self._runtime, self._problem, self._artifact, self._settings = runtime, problem, artifact, settings
         self._session = _open(runtime, artifact, self._options())
         self._inputs: dict[str, Array] = {}  # bound values are bare pointers: these must outlive them
-        self._output: Array = np.zeros(0)
+        self._outputs: dict[str, Array] = {}
         self._ran = False
         self._facts: Facts | None = None
         self._check_threads()
@@ -163,13 +163,15 @@ class OrtSession:
 
         own = binding.own_inputs(self._problem, inputs)
         self._ran = False
-        output = np.empty(binding.output_shape(own), next(iter(own.values())).dtype)
-        element = _ONNX_TYPE[self._problem.dtype]
+        outputs = binding.output_buffers(self._problem, own)
+        element, kinds = _ONNX_TYPE[self._problem.dtype], self._problem.input_kinds()
         io = self._session.io_binding()
         for name, array in own.items():
-            io.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy_with_onnx_type(_raw(array), element))
-        io.bind_ortvalue_output(OUTPUT_NAME, OrtValue.ortvalue_from_numpy_with_onnx_type(_raw(output), element))
-        self._inputs, self._output = own, output
+            kind = _ONNX_TYPE[kinds[name]]
+            io.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy_with_onnx_type(_raw(array), kind))
+        for name, array in outputs.items():
+            io.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy_with_onnx_type(_raw(array), element))
+        self._inputs, self._outputs = own, outputs
         run = self._session.run_with_iobinding
 
         def call() -> None:
@@ -190,7 +192,7 @@ class OrtSession:
             NotRunError: the call bound last has not run yet.
         """
         binding.require_ran(self._ran)
-        return self._output.copy()
+        return self._outputs[OUTPUT_NAME].copy()
 
     def facts(self) -> Facts:
         """Threads, providers and placement of the session; kernel and precision of the graph as optimised.
@@ -256,7 +258,7 @@ def _words(error: Exception) -> str:
 
 def _raw(array: Array) -> Array:
     """The same memory in a dtype that NumPy itself has: bfloat16 as uint16."""
-    return array if array.dtype.kind == "f" else array.view(np.uint16)
+    return array if array.dtype.kind in "fb" else array.view(np.uint16)
 
 
 def _version(distribution: str) -> str:

@@ -216,7 +216,8 @@ class TorchSession:
         def call() -> None:
             self._output = None  # its memory serves the next one, as in an application
             try:
-                self._output = run(*tensors)
+                found = run(*tensors)
+                self._output = found[0] if isinstance(found, tuple) else found  # decode gives the cache too
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
@@ -258,10 +259,15 @@ class TorchSession:
             },
         )  # fmt: skip
 
+    @property
+    def _is_plain(self) -> bool:
+        """Are all inputs tokens along the second last axis, so that all may be cut short?"""
+        return self._problem.masking.form is None and self._problem.variant != "decode"
+
     def _precision(self) -> str:
         """The dtype that weights and inputs have; torch on the CPU computes products in it."""
         names = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
-        tensors = [*self._module.parameters(), *self._tensors]
+        tensors = [t for t in (*self._module.parameters(), *self._tensors) if str(t.dtype) != "torch.bool"]
         found = {names.get(str(tensor.dtype), UNKNOWN) for tensor in tensors}
         return found.pop() if len(found) == 1 else UNKNOWN
 
@@ -270,7 +276,7 @@ class TorchSession:
         import torch
 
         tensors = self._tensors
-        if self._runtime.attention == "eager":
+        if self._runtime.attention == "eager" and self._is_plain:
             tensors = tuple(tensor[..., :_EAGER_PROFILE_LEN, :] for tensor in tensors)
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it writes "profiler_start" to stderr
         # Not torch.profiler.profile: its first use imports torch._inductor, a second in every fresh process.

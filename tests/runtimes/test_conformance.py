@@ -211,7 +211,7 @@ class ScaleOffByOnePercent(HonestSession):
 class ForgetsTheMask(HonestSession):
     def compute(self, inputs: Mapping[str, Array]) -> Array:
         if self.problem.variant == "causal":
-            plain = replace(self.sized(inputs), variant="cross" if self.problem.part == "core" else "self")
+            plain = replace(self.sized(inputs), variant="cross" if self.problem.part == "core" else "self", mask="none")
             return reference_output(plain, inputs, self.weights).astype(numpy_dtype(self.problem.dtype))
         return super().compute(inputs)
 

@@ -4,7 +4,7 @@ import pytest
 
 from attnbench.errors import InputError, ProblemError
 from attnbench.problem import Problem
-from attnbench.sweep import grid
+from attnbench.sweep import grid, units
 
 TAKES = {"torch-eager": False, "torch-sdpa": False, "ort-cpu": True, "openvino": True}
 
@@ -80,8 +80,11 @@ def test_a_single_value_in_a_file_needs_no_brackets(tmp_path: Path) -> None:
         ("seq_lens = []", "is empty"),
         ("seq_lens = [16, 16]", "given twice"),
         ('seq_lens = ["x"]', "seq_lens"),
-        ('variants = ["selv"]', "variant must be one of self, cross, causal; got 'selv'"),
-        ('mask = "causal_top_left"', "means mask none"),
+        ('variants = ["selv"]', "variant must be one of self, cross, causal, decode; got 'selv'"),
+        ('mask = "causal_top_left"\nvariants = ["self"]', "fits none of the variants self"),
+        ('masks = ["key_padding"]\nvariants = ["causal"]', "fits none of the variants causal"),
+        ('masks = ["causal_top_left"]\nvariants = ["self", "causal"]', "variant self has none of the masks"),
+        ('masks = ["holes"]', "mask must be none"),
         ('variants = ["self"]\nkv_lens = [4]', "needs variant cross"),
         ("num_heads = [-1]", "num_heads must be"),
         ("threads = 0", "between 1 and 4096"),
@@ -114,7 +117,7 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path: Path, text: str, word
 
 def test_a_size_with_too_many_digits_is_refused() -> None:
     with pytest.raises(InputError, match="below 8 EiB"):
-        grid.parse_size("9" * 400)
+        units.parse_size("9" * 400)
 
 
 def test_an_unknown_sweep_names_the_nearest() -> None:
@@ -134,9 +137,9 @@ def test_a_block_with_a_causal_mask_takes_one_length() -> None:
 
 @pytest.mark.parametrize(("text", "bytes_"), [("8GiB", 8 << 30), ("512MiB", 512 << 20), ("1.5kb", 1500), (7, 7)])
 def test_sizes(text: str | int, bytes_: int) -> None:
-    assert grid.parse_size(text) == bytes_
+    assert units.parse_size(text) == bytes_
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("300s", 300.0), ("5m", 300.0), ("90", 90.0), ("1h", 3600.0)])
 def test_durations(text: str, seconds: float) -> None:
-    assert grid.parse_duration(text) == seconds
+    assert units.parse_duration(text) == seconds
