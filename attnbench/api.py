@@ -155,6 +155,7 @@ def bench(
     v_head_dims: Sequence[int] | None = None,
     scale: float | None = None,
     bias: bool | None = None,
+    value_map: str | None = None,
     exporters: Sequence[str] | None = None,
     runtimes: Sequence[str] | None = None,
     opset: Sequence[int] | None = None,

@@ -111,6 +111,9 @@ def bench(
     masks: Annotated[Lists, listed("--masks", "--mask", help="Such as key_padding, alibi.")] = None,
     scale: Annotated[str | None, single("--scale", help="Of the scores.", metavar="X", panel=WHAT)] = None,
     bias: Annotated[bool, switch("--bias", help="Projections with bias.", panel=WHAT)] = False,
+    value_map: Annotated[
+        str | None, single("--value-map", help="joint or low_rank.", metavar="NAME", panel=WHAT)
+    ] = None,
     dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.", default="fp32")] = None,
     exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="the built-in ones")] = None,
     runtimes: Annotated[

@@ -288,6 +288,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "masks": parse_masks("--masks", params["masks"]),
         "scale": parse_positive("--scale", params["scale"], example="0.125"),
         "bias": params["bias"] or None,
+        "value_map": params["value_map"],
         "dtypes": parse_choices("--dtypes", params["dtypes"], "dtype"),
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
         "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),

@@ -12,6 +12,7 @@ from attnbench.masks import Mask, parse_mask
 Part = Literal["block", "core"]
 Variant = Literal["self", "cross", "causal", "decode"]
 DType = Literal["fp32", "fp16", "bf16"]
+ValueMap = Literal["joint", "low_rank"]
 
 DTYPE_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 OUTPUT_NAME = "y"
@@ -23,6 +24,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "part": get_args(Part),
     "variant": get_args(Variant),
     "dtype": get_args(DType),
+    "value_map": get_args(ValueMap),
 }
 _SIZES = ("batch_size", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim")
 MASK_NAME = "mask"
@@ -59,6 +61,7 @@ class Problem:
     v_head_dim: int = 0  # 0: head_dim
     given_scale: float | None = None  # None: 1/sqrt(head_dim)
     bias: bool = False  # of the four projections
+    value_map: ValueMap = "joint"  # low_rank: per head value-down (E -> D_v) and value-up (D_v -> E), summed over heads
 
     def __post_init__(self) -> None:
         """Fill in defaults, refuse what cannot be computed."""
@@ -78,8 +81,8 @@ class Problem:
             raise ProblemError(f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}")
         if self.given_scale is not None and not (math.isfinite(self.given_scale) and self.given_scale > 0.0):
             raise ProblemError(f"scale must be a finite number above 0, got {self.given_scale!r}")
-        if self.bias and self.part == "core":
-            raise ProblemError("part core has no projections, so no bias; use part block")
+        if self.part == "core" and (self.bias or self.value_map != "joint"):
+            raise ProblemError("part core has no projections, so no bias and no value map; use part block")
         if (self.variant in _USUAL_MASK) != bool(self.masking.position):
             raise ProblemError(
                 f"variant {self.variant} contradicts mask {self.mask!r}: variant causal has a causal or sliding-window "
@@ -136,6 +139,7 @@ class Problem:
         v_head_dim: int | None = None,
         scale: float | None = None,
         bias: bool = False,
+        value_map: ValueMap = "joint",
     ) -> "Problem":
         """A problem at T = seq_len with the defaults of the design: cross has kv_len = T/2 (at least 1), others T.
 
@@ -148,7 +152,7 @@ class Problem:
         return cls(
             part=part, variant=variant, batch_size=batch_size, q_len=seq_len, kv_len=kv_len,
             num_heads=num_heads, num_kv_heads=num_kv_heads or num_heads, head_dim=head_dim, dtype=dtype, mask=mask,
-            v_head_dim=v_head_dim or head_dim, given_scale=scale, bias=bias,
+            v_head_dim=v_head_dim or head_dim, given_scale=scale, bias=bias, value_map=value_map,
         )  # fmt: skip
 
     def at(self, *, q_len: int, kv_len: int | None = None, batch_size: int | None = None) -> "Problem":
@@ -182,7 +186,7 @@ class Problem:
     def as_dict(self) -> dict[str, Any]:
         """The fields, as JSON can hold them; those that came later only where they are not what was always meant."""
         fields = asdict(self)
-        usual = {"v_head_dim": self.head_dim, "given_scale": None, "bias": False}
+        usual = {"v_head_dim": self.head_dim, "given_scale": None, "bias": False, "value_map": "joint"}
         return {name: value for name, value in fields.items() if name not in usual or value != usual[name]}
 
     @classmethod
@@ -286,6 +290,7 @@ class Problem:
         words += [] if self.v_head_dim == self.head_dim else [f"D={self.head_dim}/{self.v_head_dim}"]
         words += [] if self.given_scale is None else [f"scale={self.given_scale:g}"]
         words += ["bias"] if self.bias else []
+        words += [] if self.value_map == "joint" else [f"value map {self.value_map}"]
         return " ".join([f"{self.part} {self.variant} {lengths}{batch} {self.dtype}", *words])
 
 

@@ -110,6 +110,7 @@ class Record(BaseModel):
     memory_limit_bytes: int | None = None
     v_head_dim: int | None = None  # None in rows of before it was told: head_dim
     scale: float | None = None  # of the scores; None in rows of before it was told: 1/sqrt(head_dim)
+    value_map: str | None = None  # joint, low_rank; None in rows of before it was told: joint
     bias: bool | None = None  # of the projections; None in rows of before it was told: without
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it
 

@@ -37,7 +37,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: 
     """
     k = repeat_heads(k, q.shape[1])  # (B, h, T_kv, d_h)
     v = repeat_heads(v, q.shape[1])  # (B, h, T_kv, d_v)
-    scores = (q * scale) @ k.mT  # (B, h, T_q, T_kv)
+    scores = (q * scale) @ k.transpose(-2, -1)  # (B, h, T_q, T_kv)
     allowed = allowed_keys(mask, rule, scores)  # broadcasts to (B, h, T_q, T_kv)
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask  # (B, h, T_q, T_kv)
@@ -134,6 +134,9 @@ class AttentionBlock(nn.Module):  # type: ignore[misc]  # torch is not type-chec
     difference. Causal is a mask. With fewer key heads than query heads it is grouped-query attention (Ainslie et al.,
     2023), with one it is multi-query. See Vaswani et al., 2017, section 3.2.
 
+    With value map `low_rank` the output projection is written as texts that explain attention do: each head lifts its
+    own d_v values to d by its rows of w_o (value-up), and the heads are added. The same weights, the same function.
+
     Args:
         problem: gives the sizes, the mask, the scale and whether the projections have a bias.
         attention: as in `AttentionCore`.
@@ -144,6 +147,11 @@ class AttentionBlock(nn.Module):  # type: ignore[misc]  # torch is not type-chec
         self.num_heads, self.num_kv_heads = problem.num_heads, problem.num_kv_heads
         for name, (rows, columns) in weight_shapes(problem).items():
             setattr(self, name, nn.Linear(rows, columns, bias=problem.bias))
+        self.value_up: nn.Parameter | None = None
+        if problem.value_map == "low_rank":
+            del self.w_o
+            self.value_up = nn.Parameter(torch.empty(problem.num_heads, problem.v_head_dim, problem.embed_dim))
+            self.value_bias = nn.Parameter(torch.empty(problem.embed_dim)) if problem.bias else None
         self.core = AttentionCore(mask=problem.mask, attention=attention, scale=problem.scale)
 
     def forward(self, query: Tensor, context: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
@@ -161,7 +169,11 @@ class AttentionBlock(nn.Module):  # type: ignore[misc]  # torch is not type-chec
         return q, k, v
 
     def merge(self, y: Tensor) -> Tensor:
-        """Heads beside each other, then the output projection: (B, h, T_q, d_v) -> (B, T_q, d)."""
+        """The output projection of the heads beside each other: (B, h, T_q, d_v) -> (B, T_q, d)."""
+        if self.value_up is not None:
+            lifted = y @ self.value_up  # (B, h, T_q, d_v) @ (h, d_v, d) -> (B, h, T_q, d)
+            y = lifted.sum(1)  # (B, T_q, d)
+            return y if self.value_bias is None else y + self.value_bias  # (B, T_q, d)
         y = y.transpose(1, 2)  # (B, T_q, h, d_v)
         y = y.flatten(2)  # (B, T_q, h * d_v)
         return self.w_o(y)  # (B, T_q, d)
@@ -229,6 +241,11 @@ def build_module(problem: Problem, *, seed: int = 0, attention: Attention = "eag
         f"w{name[1:]}.{'weight' if name[0] == 'w' else 'bias'}": to_torch(np.ascontiguousarray(array.T))
         for name, array in make_weights(problem, seed=seed).items()
     }
+    if problem.value_map == "low_rank":
+        value_up = state.pop("w_o.weight").T.reshape(problem.num_heads, problem.v_head_dim, problem.embed_dim)
+        state["value_up"] = value_up.contiguous()  # (h, d_v, d)
+        if problem.bias:
+            state["value_bias"] = state.pop("w_o.bias")
     block.load_state_dict(state, assign=True)
     module: nn.Module = block
     if problem.variant == "decode":

@@ -207,6 +207,21 @@ def test_masks_and_heads_of_every_kind_are_what_the_oracle_says(part, variant, m
             assert_close_to_reference(problem, build_module(problem, attention=attention))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_the_low_rank_value_map_is_the_joint_one(kv_heads, bias):
+    """Per head value-down (E -> D_v) and value-up (D_v -> E): w_v's columns and w_o's rows of the head."""
+    shape = {"seq_len": 9, "batch_size": 2, "num_heads": 4, "num_kv_heads": kv_heads, "head_dim": 8, "bias": bias}
+    joint, low_rank = (Problem.make(**shape, value_map=name) for name in ("joint", "low_rank"))
+    for attention in ATTENTIONS:
+        modules = [build_module(p, attention=attention) for p in (joint, low_rank)]
+        assert_close_to_reference(low_rank, modules[1])
+        x = make_inputs(joint)
+        np.testing.assert_allclose(run(modules[0], x), run(modules[1], x), rtol=0, atol=1e-5)
+        counts = [sum(p.numel() for p in module.parameters()) for module in modules]
+        assert counts[0] == counts[1] == 2 * 32 * 32 + 2 * 32 * kv_heads * 8 + bias * (2 * 32 + 2 * kv_heads * 8)
+
+
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_query_heads_share_the_key_head_of_their_group(attention):
     """F-head: V of key head h is h + 1, so 4 query heads on 2 key heads give 1, 1, 2, 2, not 1, 2, 1, 2."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from attnbench.errors import InputError
 from attnbench.masks import parse_mask
-from attnbench.problem import DType, Part, Problem, Variant, digest
+from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
 from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
@@ -44,6 +44,7 @@ class Sweep(BaseModel):
     v_head_dims: tuple[int, ...] = ()  # none: head_dim
     scale: float | None = None
     bias: bool = False
+    value_map: ValueMap = "joint"
     exporters: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
     opset: tuple[int, ...] = ()
@@ -313,6 +314,7 @@ def problems(sweep: Sweep) -> list[Problem]:
             v_head_dim=v_head_dim,
             scale=sweep.scale,
             bias=sweep.bias and part == "block",
+            value_map=sweep.value_map if part == "block" else "joint",
         )
         for seq_len in sweep.seq_lens
         for batch_size in sweep.batch_sizes

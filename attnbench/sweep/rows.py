@@ -64,6 +64,7 @@ def _identity(bench: Bench, case: Case) -> dict[str, Any]:
         "v_head_dim": p.v_head_dim,
         "scale": p.scale,
         "bias": p.bias,
+        "value_map": p.value_map,
         "exporter": case.arm.exporter,
         "opset": case.exported.artifact["opset"] if case.exported else case.arm.opset,
         "runtime": case.arm.runtime,

@@ -47,6 +47,7 @@ class OnnxContrib:
         for is_other, what in (
             (problem.num_kv_heads != problem.num_heads, f"grouped heads ({problem.num_kv_heads} for keys)"),
             (problem.variant == "decode", "decode with a cache"),
+            (problem.value_map != "joint", f"value map {problem.value_map}"),
             (problem.v_head_dim != problem.head_dim, f"v_head_dim {problem.v_head_dim} beside {problem.head_dim}"),
             (problem.mask not in ("none", "causal_top_left"), f"mask {problem.mask!r}"),
         ):
