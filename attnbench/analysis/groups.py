@@ -28,13 +28,14 @@ class Facet:
     run_id: str | None = None  # this and the next two only where there are several runs
     run: str | None = None  # what the run is called
     machine: str | None = None  # only where there are several machines
+    form: str = ""  # what else is not usual of the problem: `values of 32, scale 0.3, bias`
 
     def title(self) -> str:
         """`block, fp32, batch 1, 8 heads of 64, cpu, 1 thread, host time`."""
         heads = f"{self.num_heads} heads of {self.head_dim}"
         if self.num_kv_heads != self.num_heads:
             heads += f" ({self.num_kv_heads} for keys)"
-        words = [self.part, self.dtype, f"batch {self.batch_size}", heads]
+        words = [self.part, self.dtype, f"batch {self.batch_size}", heads, *([self.form] if self.form else [])]
         if self.device:
             words.append(self.device)
         if self.threads is not None:
@@ -125,10 +126,15 @@ def score_bytes(record: Record) -> int:
 
 
 def attention_share(record: Record) -> float:
-    """Attention's part of the problem's FLOPs: 4 B H q kv D (halved when causal) against the projections' too."""
-    q_len, kv_len, width = record.q_len, record.kv_len, record.embed_dim
-    attention = 4 * q_len * kv_len * width / (2 if record.mask.startswith("causal") else 1)
-    projections = 4 * (q_len + kv_len) * width * width if record.part == "block" else 0
+    """Attention's part of the problem's FLOPs: 2 B H q kv (D + D_v) (halved when causal) against the projections' too."""
+    r = record
+    v_head_dim, heads, kv_heads = r.v_head_dim or r.head_dim, r.num_heads, r.num_kv_heads
+    attention = 2 * r.q_len * r.kv_len * heads * (r.head_dim + v_head_dim) / (2 if r.variant == "causal" else 1)
+    if r.part != "block":
+        return 1.0
+    new_keys = r.q_len if r.variant == "decode" else r.kv_len
+    queries = r.q_len * heads * (r.head_dim + v_head_dim)  # into heads, and out of them
+    projections = 2 * r.embed_dim * (queries + new_keys * kv_heads * (r.head_dim + v_head_dim))
     return attention / (attention + projections)
 
 
@@ -205,14 +211,24 @@ class _Places:
 
 
 def _geometry(r: Record) -> tuple[object, ...]:
-    return (r.part, r.dtype, r.batch_size, r.num_heads, r.num_kv_heads, r.head_dim)
+    return (r.part, r.dtype, r.batch_size, r.num_heads, r.num_kv_heads, r.head_dim, form_of(r))
+
+
+def form_of(r: Record) -> str:
+    """Value head size, scale, bias and value map, where they are not the usual ones; rows of before have those."""
+    usual_scale = r.scale is None or math.isclose(r.scale, 1.0 / math.sqrt(r.head_dim), rel_tol=1e-9)
+    words = [] if r.v_head_dim in (None, r.head_dim) else [f"values of {r.v_head_dim}"]
+    words += [] if usual_scale else [f"scale {r.scale:g}"]
+    words += ["bias"] if r.bias else []
+    words += [] if r.value_map in (None, "joint") else [f"value map {r.value_map}"]
+    return ", ".join(words)
 
 
 def _facet(r: Record, conditions: Conditions) -> Facet:
     device, threads, scope = conditions
     return Facet(
         part=r.part, dtype=r.dtype, batch_size=r.batch_size, num_heads=r.num_heads, num_kv_heads=r.num_kv_heads,
-        head_dim=r.head_dim, device=device, threads=threads, latency_scope=scope,
+        head_dim=r.head_dim, device=device, threads=threads, latency_scope=scope, form=form_of(r),
     )  # fmt: skip
 
 

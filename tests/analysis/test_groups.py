@@ -145,3 +145,23 @@ def test_a_case_that_did_not_run_stays_in_its_run(lab):
     (panel,) = [p for p in make_panels(records) if p.facet.run == "c"]
     assert panel.facet.machine == "Intel"
     assert panel.xs == [128, 256, 512]
+
+
+def test_other_value_sizes_scales_and_biases_never_share_a_chart(lab) -> None:
+    usual = [lab.make_record(Problem.make(seq_len=t), "torch-sdpa") for t in (128, 256)]
+    old = [r.model_copy(update={"v_head_dim": None, "scale": None, "bias": None}) for r in usual]
+    others = [
+        r.model_copy(update=update)
+        for update in ({"v_head_dim": 32}, {"scale": 0.3}, {"bias": True}, {"value_map": "low_rank"})
+        for r in usual
+    ]
+    panels = make_panels([*usual, *others])
+    assert [panel.facet.form for panel in panels] == ["", "values of 32", "scale 0.3", "bias", "value map low_rank"]
+    assert "scale 0.3" in panels[2].facet.title()
+    assert [panel.facet.form for panel in make_panels(old)] == [""]
+
+
+def test_attention_share_of_a_decode_step_by_hand(lab) -> None:
+    record = lab.make_record(Problem.make(variant="decode", seq_len=512), "torch-sdpa")
+    # one token, 512 keys: 4 x 512 x 512 for attention, 8 x 512^2 for the projections of that token
+    assert attention_share(record) == pytest.approx(4 * 512 * 512 / (4 * 512 * 512 + 8 * 512 * 512))
