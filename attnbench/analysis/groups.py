@@ -126,7 +126,7 @@ def score_bytes(record: Record) -> int:
 
 
 def attention_share(record: Record) -> float:
-    """Attention's part of the problem's FLOPs: 2 B H q kv (D + D_v) (halved when causal) against the projections' too."""
+    """Attention's part of the FLOPs: 2 B H q kv (D + D_v), halved when causal, against the projections' too."""
     r = record
     v_head_dim, heads, kv_heads = r.v_head_dim or r.head_dim, r.num_heads, r.num_kv_heads
     attention = 2 * r.q_len * r.kv_len * heads * (r.head_dim + v_head_dim) / (2 if r.variant == "causal" else 1)
