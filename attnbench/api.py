@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.groups import make_panels
+from attnbench.analysis.kernels import with_kernels
 from attnbench.errors import InputError, RecordsError
 from attnbench.measure import environment, verdicts
 from attnbench.records import FAILED, Record
@@ -251,6 +252,7 @@ def open_run(path: str | Path) -> Run:
     if len(unique) != len(records):
         raise RecordsError(f"{run_dir.records_path} has a case twice; start a new run")
     judged, floor = verdicts.judge(verdicts.with_peak_fraction(records, manifest["machine_peak"]))
+    judged = with_kernels(judged)
     manifest |= {"noise_floor": floor.floor, "delta": floor.delta, "noise_pairs": floor.pairs}
     return Run(path=Path(path), rows=judged, manifest=manifest, notices=notices)
 

@@ -91,7 +91,7 @@ class Record(BaseModel):
     bytes_min: int | None = None
     gbytes_per_s: float | None = None
     tokens_per_s: float | None = None
-    flags: list[str] = []  # contended, throttled, device_shared, beats_roofline
+    flags: list[str] = []  # contended, throttled, device_shared, beats_roofline, other_kernel
     empty_reasons: dict[str, str] = {}  # column -> why it is empty
     seed: int
     attnbench_version: str

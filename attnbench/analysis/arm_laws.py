@@ -13,6 +13,7 @@ Z_RANK = 2.326  # normal quantile of the 98 % rank intervals that records hold
 Z_FLOOR = 1.645  # normal quantile of the noise floor, a 90th percentile of |log ratio|
 LEAST_RELATIVE_SD = 1e-3  # what no interval of few rounds may claim to be better than
 MEMORY_RELATIVE_SD, MEMORY_SD_BYTES = 0.005, 100e3  # repeats agree within 0.5 % and 0.2 MiB (measurement.md)
+WHOLE_MATRIX = 0.5  # an interval of score matrices on one side of this tells whether scores are materialised
 _SAME_POWER = 0.02  # how far q_len x kv_len may be from x^2 and still count as it
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.arm_laws import ArmLaws, arm_laws
+from attnbench.analysis.arm_laws import WHOLE_MATRIX, ArmLaws, arm_laws
 from attnbench.analysis.bounds import Bound, bounds
 from attnbench.analysis.choice import Limits, advise
 from attnbench.analysis.crossovers import Crossing, Pair, Rounds, pairs
@@ -21,7 +21,6 @@ MAX_PANELS = 12  # the report shows the charts with the most rows; open_run(...)
 BUDGETS = (1 << 30, 8 << 30, 64 << 30)
 ROUGH = 0.1  # a misfit from which the law is called rough
 HALF = 0.5
-WHOLE_MATRIX = 0.5  # an interval on one side of this tells whether scores are materialised
 
 
 def decisions(
