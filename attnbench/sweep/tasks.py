@@ -26,6 +26,7 @@ TINY_LEN = 8
 # A timed call this much faster than a call on inputs it has not seen gives remembered results.
 MEMOISED_RATIO = 5.0
 MEMOISED_MIN_NS = 200_000
+MEMOISED_TRIES = 10  # on a busy machine three calls in a row may each lose their time slice
 
 INF = float("inf")
 _FACT_TYPES: dict[str, Any] = {
@@ -204,7 +205,7 @@ class Tasks:
     def refuse_memoised(
         self, *, problem: dict[str, Any], median_ns: int, cpus: list[int] | None = None
     ) -> dict[str, Any]:
-        """Compare the timed median with calls on inputs never seen before; {"unseen_ns": the quickest of up to three}.
+        """Compare the timed median with calls on inputs never seen before; {"unseen_ns": the quickest of up to ten}.
 
         `cpus`: to run on from here, since several workers are asked at once.
 
@@ -215,7 +216,7 @@ class Tasks:
         if cpus is not None:
             timing.pin_to(cpus)
         unseen_ns = 0
-        for attempt in range(3):
+        for attempt in range(MEMOISED_TRIES):
             call = self._bind(target, "normal", self._seed + 1_000_003 + attempt)
             start = time.perf_counter_ns()
             call()
