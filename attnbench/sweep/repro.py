@@ -1,0 +1,228 @@
+"""One case of a run as a zip to paste upstream: model, inputs, expected output, a script without attnbench."""
+
+import io
+import json
+import math
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnbench.errors import InputError, RecordsError
+from attnbench.inputs import make_inputs, make_weights
+from attnbench.interfaces import Array
+from attnbench.measure import numerics
+from attnbench.problem import Problem
+from attnbench.reference import reference_output, sample_rows
+from attnbench.sweep import repro_run
+from attnbench.sweep.oracle import judged_rows
+from attnbench.sweep.repro_text import readme
+
+MAX_STORED_BYTES = 50_000_000  # of inputs and weights; beyond they are drawn from the seed
+MAX_EXPECTED_BYTES = 25_000_000
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same case gives the same bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What goes into the zip."""
+
+    problem: Problem
+    arm: str
+    runtime: str
+    threads: int
+    seed: int
+    input_class: str
+    model: Path | None  # None: torch runs the block
+    error: float | None  # as recorded
+    limit: float
+    gain_limit: float | None
+    found: str  # what was found, in a sentence
+    versions: Mapping[str, Any]
+
+
+def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[str, Any]) -> Reproduction:
+    """The reproduction of a row of a run.
+
+    Raises:
+        InputError: a runtime without a script, or a case that never had a file.
+        RecordsError: the file of the run is gone or another one.
+    """
+    r = record
+    if r.runtime not in repro_run.RUNNERS:
+        known = ", ".join(repro_run.RUNNERS)
+        raise InputError(f"case {r.case_id} ran in {r.runtime}, for which there is no script; there is one for {known}")
+    input_class = _input_class(r)
+    is_peaked = input_class == "peaked"
+    limit = r.peaked_worst_row_limit if is_peaked else r.worst_row_limit
+    if limit is None:
+        limit = numerics.tolerances()[r.part, r.dtype, input_class].ceiling
+    environment = manifest.get("environment") or {}
+    return Reproduction(
+        problem=problem, arm=r.arm, runtime=r.runtime, threads=r.threads or manifest.get("threads") or 1, seed=r.seed,
+        input_class=input_class, model=_model(r, problem, run_dir),
+        error=r.peaked_worst_row_rel_err if is_peaked else r.worst_row_rel_err, limit=limit,
+        gain_limit=None if is_peaked else r.gain_limit, found=f"{r.status}: {r.reason}" if r.reason else r.status,
+        versions={
+            "attnbench": r.attnbench_version, r.runtime: r.runtime_version, "packages": manifest.get("versions") or {},
+            "machine": environment.get("machine"), "os": environment.get("os"), "device_name": r.device_name,
+        },
+    )  # fmt: skip
+
+
+def _input_class(r: Any) -> str:
+    """The class of inputs that shows the fault: peaked ones where only they do."""
+
+    def is_over(error: float | None, limit: float | None) -> bool:
+        return error is not None and limit is not None and not error <= limit
+
+    normal_is_over = is_over(r.worst_row_rel_err, r.worst_row_limit) or is_over(r.gain_err, r.gain_limit)
+    return (
+        "peaked" if is_over(r.peaked_worst_row_rel_err, r.peaked_worst_row_limit) and not normal_is_over else "normal"
+    )
+
+
+def _model(r: Any, problem: Problem, run_dir: Path) -> Path | None:
+    """The file that the arm ran, which must still be the one of the record."""
+    import hashlib
+
+    if r.exporter == "torch":
+        return None
+    path = run_dir / "artifacts" / f"{r.exporter}-opset{r.opset}-{problem.static_key()}.onnx"
+    if r.artifact_sha256 is None:
+        raise InputError(f"case {r.case_id} never had a file: {r.status}, {r.reason or 'no reason was kept'}")
+    if not path.is_file():
+        raise RecordsError(
+            f"the file of case {r.case_id} is not in the run: {str(path)!r}; run bench again to write it"
+        )
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != r.artifact_sha256:
+        raise RecordsError(f"{str(path)!r} has sha256 {found}, the record {r.artifact_sha256}; run bench again")
+    return path
+
+
+def write(what: Reproduction, target: Path) -> list[str]:
+    """Write the zip, whole or not at all; gives the names inside.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:50]}-") as folder:
+        temporary = Path(folder) / "repro.zip"
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, content in _files(what):
+                _add(archive, name, content, zipfile.ZIP_DEFLATED)
+            names = archive.namelist()
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    return names
+
+
+def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
+    inputs = make_inputs(what.problem, seed=what.seed, input_class=what.input_class)
+    weights = make_weights(what.problem, seed=what.seed)
+    needed = weights if what.model is None else {}
+    size = sum(array.nbytes for array in (*inputs.values(), *needed.values()))
+    case = _case(what, is_stored=size <= MAX_STORED_BYTES, weights=needed)
+    yield "README.md", readme(what.found, case, what.model is not None).encode()
+    yield "run.py", Path(repro_run.__file__).read_bytes()
+    yield "case.json", _json(case)
+    yield "versions.json", _json(what.versions)
+    if case["stored"]:
+        yield "inputs.npz", _npz(inputs)
+        if needed:
+            yield "weights.npz", _npz(needed)
+    else:
+        _require_same(case, {"inputs": inputs, "weights": needed})
+    rows = _rows(what.problem)
+    expected = reference_output(what.problem, inputs, weights, rows=rows)
+    yield "expected.npz", _npz({"y": expected, "rows": rows})
+    if what.model is not None:
+        yield "model.onnx", what.model
+        for data in _external(what.model):
+            yield data.name, data
+
+
+def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) -> dict[str, Any]:
+    """What run.py reads."""
+    p, mask = what.problem, what.problem.masking
+    factor = 2.0 if what.input_class == "peaked" else 1.0
+    specs = {
+        name: {"shape": list(shape), "kind": kind, "draw": "normal", "std": 1.0 if name in ("v", "mask") else factor}
+        for (name, shape), kind in zip(p.input_shapes().items(), p.input_kinds().values(), strict=True)
+    }
+    if mask.form is not None:
+        specs["mask"]["draw"] = "bool" if mask.form.is_bool else "alibi" if mask.tensor == "alibi" else "normal"
+    return {
+        "label": f"{p.label()}, H={p.num_heads} D={p.head_dim}, {what.input_class} inputs, seed {what.seed}",
+        "arm": what.arm, "runtime": what.runtime, "threads": what.threads, "dtype": p.dtype, "part": p.part,
+        "variant": p.variant, "mask": p.mask, "rule": mask.rule if mask.position else "", "window": mask.window,
+        "scale": p.scale, "num_heads": p.num_heads, "num_kv_heads": p.num_kv_heads, "seed": what.seed,
+        "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",
+        "stored": is_stored, "inputs": specs, "weights": {name: _weight(array, p) for name, array in weights.items()},
+        "outputs": {name: list(shape) for name, shape in p.output_shapes().items()},
+        "recorded_error": what.error, "limit": what.limit, "gain_limit": what.gain_limit,
+    }  # fmt: skip
+
+
+def _weight(array: Array, problem: Problem) -> dict[str, Any]:
+    std = 0.5 if array.ndim == 1 else 1.0 / math.sqrt(array.shape[0])
+    return {"shape": list(array.shape), "kind": problem.dtype, "draw": "normal", "std": std}
+
+
+def _require_same(case: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Array]]) -> None:
+    """What run.py draws from the seed is what was run, bit for bit."""
+    for which, of_kind in arrays.items():
+        for name, array in of_kind.items():
+            drawn = repro_run.draw(case["seed"], name, case[which][name])
+            if drawn.tobytes() != array.tobytes():
+                raise InputError(f"{name} cannot be drawn again from seed {case['seed']}; use a shorter T")
+
+
+def _rows(problem: Problem) -> Array:
+    """The query positions whose output is expected: those that the judge looked at, fewer where they are too large."""
+    rows = judged_rows(problem)
+    count = problem.q_len if rows is None else len(rows)
+    row_bytes = 8 * math.prod(problem.output_shape()) // problem.q_len
+    most = max(2, MAX_EXPECTED_BYTES // row_bytes)
+    if count > most:
+        return sample_rows(problem.q_len, most)
+    return np.arange(problem.q_len) if rows is None else rows
+
+
+def _npz(arrays: Mapping[str, Array]) -> bytes:
+    """As np.savez, without a date; bfloat16 as its bits."""
+    blob = io.BytesIO()
+    with zipfile.ZipFile(blob, "w") as archive:
+        for name, array in arrays.items():
+            part = io.BytesIO()
+            plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
+            np.lib.format.write_array(part, plain, allow_pickle=False)
+            _add(archive, f"{name}.npy", part.getvalue(), zipfile.ZIP_STORED)
+    return blob.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes | Path, compression: int) -> None:
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.external_attr, info.compress_type = 0o644 << 16, compression
+    with archive.open(info, "w", force_zip64=True) as f:
+        if isinstance(content, bytes):
+            f.write(content)
+            return
+        with content.open("rb") as source:
+            while piece := source.read(1 << 20):
+                f.write(piece)
+
+
+def _external(model: Path) -> list[Path]:
+    """Files of weights beside the model that it names."""
+    blob = model.read_bytes()
+    return sorted(data for data in model.parent.glob("*.data") if data.name.encode() in blob)
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -1,0 +1,52 @@
+"""The README of a reproduction, with the commands of other tools that run the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_PACKAGES = {"ort-cpu": "onnxruntime", "openvino": "openvino", "onnx-reference": "onnx"}
+
+
+def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
+    """In Markdown."""
+    package = _PACKAGES.get(case["runtime"], "torch")
+    lines = [
+        f"# {case['arm']}: {case['label']}", "", f"Found: {found}", "",
+        f"`pip install numpy {package}` (the versions used are in versions.json), then", "", "    python run.py", "",
+        "prints the error of the worst row of `y` against `expected.npz`, which is attention computed in float64 from "
+        "the inputs as they are rounded. Exit code 0: within what is allowed, 1: not.", "",
+        *_contents(case, has_model),
+    ]  # fmt: skip
+    if has_model:
+        lines += ["", "## The same in other tools", "", *_other_tools(case)]
+    return "\n".join(lines) + "\n"
+
+
+def _contents(case: Mapping[str, Any], has_model: bool) -> list[str]:
+    lines = ["- case.json: shapes, mask, scale, threads and limits"]
+    lines += ["- model.onnx: what the runtime loads"] if has_model else ["- run.py holds the block, in PyTorch"]
+    if case["stored"]:
+        lines += ["- inputs.npz" + ("" if has_model else " and weights.npz") + ": arrays without pickle"]
+        lines += ["- bfloat16 is kept as its 16 bits in uint16"] if case["dtype"] == "bf16" else []
+    else:
+        lines += [f"- inputs are not stored: run.py draws them from seed {case['seed']}, the same on every machine"]
+    return [*lines, "- expected.npz: `y` in float64 at the query positions `rows`"]
+
+
+def _other_tools(case: Mapping[str, Any]) -> list[str]:
+    shapes = ",".join(f"{name}:{'x'.join(map(str, spec['shape']))}" for name, spec in case["inputs"].items())
+    files = ",".join(f"{name}:{name}.bin" for name in case["inputs"])
+    # From opset 23 on, and wherever a file says its types, TensorRT must not choose others.
+    trtexec = f"trtexec --onnx=model.onnx --shapes={shapes} --loadInputs={files} --stronglyTyped --noTF32 --dumpOutput"
+    profile = " ".join(f"{name}:[{','.join(map(str, spec['shape']))}]" for name, spec in case["inputs"].items())
+    profiles = " ".join(f"--trt-{end}-shapes {profile}" for end in ("min", "opt", "max"))
+    shown = [
+        f"    polygraphy run model.onnx --onnxrt --trt --data-loader-script run.py {profiles}",
+        "",
+        "or, after `python run.py --write-raw`,",
+        "",
+        f"    {trtexec}",
+    ]
+    if case["dtype"] == "bf16":
+        return ["NumPy has no bfloat16, so polygraphy cannot take these inputs. After `python run.py --write-raw`:", "",
+                shown[-1]]  # fmt: skip
+    return shown
