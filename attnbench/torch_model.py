@@ -181,7 +181,8 @@ class AttentionBlock(nn.Module):  # type: ignore[misc]  # torch is not type-chec
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(B, T, h * d_h) -> (B, h, T, d_h)."""
-    x = x.unflatten(-1, (heads, -1))  # (B, T, h, d_h)
+    # Not unflatten: after it torch's older ONNX exporter takes T for a number and writes the causal mask of one T.
+    x = x.reshape(x.shape[0], x.shape[1], heads, -1)  # (B, T, h, d_h)
     return x.transpose(1, 2)  # (B, h, T, d_h)
 
 

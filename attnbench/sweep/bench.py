@@ -172,7 +172,8 @@ class Bench:
         sizes = [self._verification_problem(problem, size) for size in VERIFY_AT]
         refused: list[str] = []
         wrong: list[str] = []
-        for name, probe in self.runtime_probes.items():
+        last = sorted(self.runtime_probes.items(), key=lambda item: bool(item[1].traits.get("checks_only")))
+        for name, probe in last:
             if not (probe.available and probe.traits.get("takes_artifact")):
                 continue
             try:

@@ -78,6 +78,8 @@ class Group:
             case.decide(
                 "unsupported", "null computes nothing to judge; its time per call is harness_ns in manifest.json"
             )
+        elif probe.traits.get("checks_only"):
+            case.decide("unsupported", f"{arm.runtime} is checked by attnbench conform, never timed")
         elif smaller is not None:
             case.decide("skipped", f"out of memory at {smaller.label()}; --no-oom-skip tries all the same")
         return case

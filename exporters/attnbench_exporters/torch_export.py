@@ -68,7 +68,7 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
 
     module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
     args = tuple(to_torch(array).contiguous() for array in make_inputs(example_problem(problem)).values())
-    with _TRACING, _quiet():
+    with tracing():
         try:
             program = torch.onnx.export(
                 module, args, dynamo=True, opset_version=opset, input_names=list(problem.input_shapes()),
@@ -87,6 +87,13 @@ def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
     promised = list(problem.input_dims().values())
     symbols = {dim: Dim(dim) for dims in promised for dim in dims if isinstance(dim, str)}
     return tuple({axis: symbols[d] for axis, d in enumerate(dims) if isinstance(d, str)} for dims in promised)
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """One trace at a time, without notes of torch."""
+    with _TRACING, _quiet():
+        yield
 
 
 @contextlib.contextmanager
