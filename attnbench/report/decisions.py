@@ -1,4 +1,4 @@
-"""What the records say together, as sections of the page: laws over T, crossovers, longest T, what bounds an arm."""
+"""What the records say together, as sections of the page: laws over T, crossovers, longest T, bounds, errors."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from attnbench.analysis.groups import Panel
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.rounds import block_medians
 from attnbench.report.advise_text import advice_section
+from attnbench.report.error_text import error_section
 from attnbench.report.rounds import Sources, samples_folder
 from attnbench.report.sections import Section, Table
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_number, fmt_percent, fmt_ratio
@@ -48,6 +49,7 @@ def decisions(
         _laws_section(shown, laws, several),
         _frontier_section(shown, laws, manifest, budgets, several),
         _bounds_section(shown, laws, bandwidth, manifest, several),
+        error_section(shown, lambda panel: panel_name(panel, several)),
     ]
     return [
         Section(id=s.id, title=s.title, intro=s.intro, lines=[*s.lines, *left_out], tables=s.tables)
