@@ -142,6 +142,7 @@ class Answer:
 def bench(
     sweep: str | Path | None = None,
     *,
+    preset: str | None = None,
     part: Sequence[str] | None = None,
     variants: Sequence[str] | None = None,
     seq_lens: Sequence[int] | None = None,
@@ -334,27 +335,40 @@ def _report(run_dir: RunDirectory) -> Run:
 def export(
     *,
     exporter: str = "onnx-attention",
-    part: str = "block",
-    variant: str = "self",
-    num_heads: int = 8,
-    head_dim: int = 64,
-    dtype: str = "fp32",
+    preset: str | None = None,
+    part: str | None = None,
+    variant: str | None = None,
+    num_heads: int | None = None,
+    head_dim: int | None = None,
+    dtype: str | None = None,
+    num_kv_heads: int | None = None,
+    v_head_dim: int | None = None,
+    mask: str | None = None,
+    scale: float | None = None,
+    bias: bool | None = None,
     opset: int | None = None,
     seed: int = 0,
     out: Path,
 ) -> "Artifact":
     """Write one problem as one ONNX file, verified at three T through a runtime that is installed.
 
+    What is not given is the preset's, else block self with 8 heads of 64 in fp32.
+
     Raises:
         InputError: a wrong value; nothing was written.
         AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
     """
+    from attnbench import presets
+    from attnbench.problem import Problem
     from attnbench.sweep import single
 
-    return single.export(
-        exporter=exporter, part=part, variant=variant, num_heads=num_heads, head_dim=head_dim, dtype=dtype,
-        opset=opset, seed=seed, out=Path(out),
-    )  # fmt: skip
+    given = {"part": part, "variant": variant, "num_heads": num_heads, "head_dim": head_dim, "dtype": dtype,
+             "num_kv_heads": num_kv_heads, "v_head_dim": v_head_dim, "mask": mask, "scale": scale,
+             "bias": bias}  # fmt: skip
+    keys: dict[str, Any] = {} if preset is None else presets.find(preset).problem_keys(variant)
+    keys |= {name: value for name, value in given.items() if value is not None}
+    problem = Problem.make(seq_len=64, **keys)
+    return single.export(exporter=exporter, problem=problem, opset=opset, seed=seed, out=Path(out))
 
 
 def reference_attention(

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -96,6 +96,9 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    preset: Annotated[
+        str | None, single("--preset", help="Shapes of a model; see explain presets.", metavar="NAME", panel=WHAT)
+    ] = None,
     variants: Annotated[Lists, listed("--variants", help="self, cross, causal, decode.", default="all")] = None,
     part: Annotated[Lists, listed("--part", "--parts", help="block, core.", default="block")] = None,
     seq_lens: Annotated[
@@ -179,23 +182,36 @@ def bench(
 
 @app.command(rich_help_panel=RUN)
 def export(
+    context: typer.Context,
     exporter: Annotated[str, single("--exporter", help="See attnbench list.", metavar="NAME", panel=WHAT)],
     out: Annotated[str, single("-o", "--out", help="The .onnx file to write.", metavar="FILE", panel=WHERE)],
+    preset: Annotated[
+        str | None, single("--preset", help="Shapes of a model; see explain presets.", metavar="NAME", panel=WHAT)
+    ] = None,
     part: Annotated[
-        str, single("--part", help="block or core.", metavar="PART", panel=WHAT, default="block")
-    ] = "block",
+        str | None, single("--part", help="block or core.", metavar="PART", panel=WHAT, default="block")
+    ] = None,
     variant: Annotated[
-        str, single("--variant", help="self, cross or causal.", metavar="NAME", panel=WHAT, default="self")
-    ] = "self",
+        str | None, single("--variant", help="self, cross, causal, decode.", metavar="NAME", panel=WHAT, default="self")
+    ] = None,
     num_heads: Annotated[
-        str, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT, default="8")
-    ] = "8",
+        str | None, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT, default="8")
+    ] = None,
     head_dim: Annotated[
-        str, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT, default="64")
-    ] = "64",
+        str | None, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT, default="64")
+    ] = None,
+    num_kv_heads: Annotated[
+        str | None, single("--num-kv-heads", "--kv-heads", help="Heads of keys and values.", metavar="N", panel=WHAT)
+    ] = None,
+    v_head_dim: Annotated[
+        str | None, single("--v-head-dim", help="Size of a value head.", metavar="N", panel=WHAT)
+    ] = None,
+    mask: Annotated[str | None, single("--mask", help="Such as key_padding.", metavar="NAME", panel=WHAT)] = None,
+    scale: Annotated[str | None, single("--scale", help="Of the scores.", metavar="X", panel=WHAT)] = None,
+    bias: Annotated[bool, switch("--bias", help="Projections with bias.", panel=WHAT)] = False,
     dtype: Annotated[
-        str, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT, default="fp32")
-    ] = "fp32",
+        str | None, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT, default="fp32")
+    ] = None,
     opset: Annotated[
         str | None, single("--opset", help="Opset.", metavar="N", panel=WHAT, default="the exporter's")
     ] = None,
@@ -203,18 +219,7 @@ def export(
     as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
 ) -> int:
     """Write one attention problem as an ONNX file whose batch size and lengths stay free."""
-    arguments: dict[str, Any] = {
-        "exporter": flags.parse_plugins("--exporter", "exporter", [exporter]),
-        "part": flags.parse_choices("--part", [part], "part"),
-        "variant": flags.parse_choices("--variant", [variant], "variant"),
-        "num_heads": flags.parse_sizes("--num-heads", [num_heads]),
-        "head_dim": flags.parse_sizes("--head-dim", [head_dim]),
-        "dtype": flags.parse_choices("--dtype", [dtype], "dtype"),
-        "opset": flags.parse_sizes("--opset", None if opset is None else [opset]),
-    }
-    arguments = {key: flags.only_one(key, values) for key, values in arguments.items()}
-    arguments["seed"] = flags.parse_int("--seed", seed, minimum=0, example="0")
-    arguments["out"] = flags.parse_file_out("--out", out)
+    arguments = flags.export_arguments(context.params)
     from attnbench import api
 
     made = api.export(**arguments)

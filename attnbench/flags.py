@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from attnbench import plugins, problem
+from attnbench import plugins, presets, problem
 from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
 
@@ -275,6 +275,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     baseline = parse_arms("--baseline", [params["baseline"]] if params["baseline"] is not None else None)
     arguments = {
         "sweep": params["sweep"],
+        "preset": _preset(params["preset"]),
         "variants": parse_choices("--variants", params["variants"], "variant"),
         "part": parse_choices("--part", params["part"], "part"),
         "seq_lens": parse_sizes("--seq-lens", params["seq_lens"]),
@@ -307,6 +308,33 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "oom_skip": False if params["no_oom_skip"] else None,
     }
     return {key: value for key, value in arguments.items() if value is not None}
+
+
+def export_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `attnbench.api.export` from the flags of `export`.
+
+    Raises:
+        InputError: the first flag that is wrong.
+    """
+    given = {name: None if value is None else [value] for name, value in params.items()}
+    arguments: dict[str, Any] = {"exporter": parse_plugins("--exporter", "exporter", given["exporter"])}
+    for name in ("part", "variant", "dtype"):
+        arguments[name] = parse_choices(f"--{name}", given[name], name)
+    for name in ("num_heads", "head_dim", "num_kv_heads", "v_head_dim", "opset"):
+        arguments[name] = parse_sizes(f"--{name.replace('_', '-')}", given[name])
+    arguments["mask"] = parse_masks("--mask", given["mask"])
+    arguments = {key: only_one(key, values) for key, values in arguments.items()}
+    return arguments | {
+        "preset": _preset(params["preset"]),
+        "scale": parse_positive("--scale", params["scale"], example="0.125"),
+        "bias": params["bias"] or None,
+        "seed": parse_int("--seed", params["seed"], minimum=0, example="0"),
+        "out": parse_file_out("--out", params["out"]),
+    }
+
+
+def _preset(name: str | None) -> str | None:
+    return None if name is None else presets.find(name).name
 
 
 def _refuse_beside_resume(params: Mapping[str, Any]) -> None:

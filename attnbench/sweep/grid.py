@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from attnbench import presets
 from attnbench.errors import InputError
 from attnbench.masks import parse_mask
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
@@ -30,6 +31,7 @@ class Sweep(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = "default"
+    preset: str | None = None  # a model of presets; it stands for the keys that nothing else sets
     part: tuple[str, ...] = ("block",)
     variants: tuple[str, ...] = ("self", "cross", "causal")
     seq_lens: tuple[int, ...] = (128, 256, 512, 1024, 2048, 4096)
@@ -180,7 +182,12 @@ def resolve(sweep: str | Path | None, overrides: Mapping[str, Any]) -> Sweep:
         fields: dict[str, Any] = {"name": name, **BUILT_IN[name]}
     else:
         fields = {"name": Path(name).stem, **_read_toml(name)}
-    fields |= {k: v for k, v in _canonical(overrides, "flags").items() if v is not None}
+    given = {k: v for k, v in _canonical(overrides, "flags").items() if v is not None}
+    if (preset := given.get("preset")) is not None:
+        fields |= presets.find(preset).sweep_keys()
+    elif fields.get("preset") is not None:
+        fields = presets.find(str(fields["preset"])).sweep_keys() | fields
+    fields |= given
     return validate(fields, where=f"sweep {name}")
 
 

@@ -4,13 +4,12 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from attnbench import plugins
 from attnbench.errors import InputError
 from attnbench.interfaces import Artifact
 from attnbench.measure import environment
-from attnbench.problem import DType, Part, Problem, Variant
+from attnbench.problem import Problem
 from attnbench.sweep import grid
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.rundir import FOLDERS, RunDirectory
@@ -21,11 +20,7 @@ from attnbench.sweep.workers import ForkServers
 def export(
     *,
     exporter: str,
-    part: str,
-    variant: str,
-    num_heads: int,
-    head_dim: int,
-    dtype: str,
+    problem: Problem,
     opset: int | None,
     seed: int,
     out: Path,
@@ -36,10 +31,6 @@ def export(
         InputError: a wrong value or an output that cannot be written.
         AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
     """
-    problem = Problem.make(
-        part=cast(Part, part), variant=cast(Variant, variant), seq_len=64, num_heads=num_heads, head_dim=head_dim,
-        dtype=cast(DType, dtype),
-    )  # fmt: skip
     plugins.find("exporter", exporter)
     sweep = grid.Sweep(exporters=(exporter,), seed=seed, time_budget_s=None)
     runtimes = [name for name in plugins.runtimes() if name != "null"]
