@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench import cli_advise, cli_ci, cli_convert, cli_repro, cli_runs, flags, plugins
+from attnbench import cli_advise, cli_ci, cli_convert, cli_explain, cli_repro, cli_runs, flags, plugins
 from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
 from attnbench.options import (
@@ -253,6 +253,7 @@ app.command(rich_help_panel=DECIDE)(cli_runs.report)
 app.command(rich_help_panel=DECIDE)(cli_advise.advise)
 app.command(rich_help_panel=DECIDE)(cli_convert.convert)
 app.command(rich_help_panel=DECIDE)(cli_runs.diff)
+app.command(rich_help_panel=DECIDE)(cli_explain.explain)
 app.command(rich_help_panel=DECIDE)(cli_repro.repro)
 app.command("compare", hidden=True)(cli_runs.diff)
 for _command in app.registered_commands:

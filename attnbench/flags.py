@@ -324,13 +324,14 @@ def export_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         arguments[name] = parse_sizes(f"--{name.replace('_', '-')}", given[name])
     arguments["mask"] = parse_masks("--mask", given["mask"])
     arguments = {key: only_one(key, values) for key, values in arguments.items()}
-    return arguments | {
+    arguments |= {
         "preset": _preset(params["preset"]),
         "scale": parse_positive("--scale", params["scale"], example="0.125"),
         "bias": params["bias"] or None,
         "seed": parse_int("--seed", params["seed"], minimum=0, example="0"),
         "out": parse_file_out("--out", params["out"]),
     }
+    return {key: value for key, value in arguments.items() if value is not None}
 
 
 def _preset(name: str | None) -> str | None:

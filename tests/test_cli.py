@@ -304,8 +304,7 @@ def test_export_passes_one_problem_on(
     assert f"path        {out}" in text
     assert json.loads(run(*argv, "--json")[1])["operators"] == {"Attention": 1}
     assert seen == {
-        "exporter": "onnx-attention", "part": "block", "variant": "causal", "num_heads": 8, "head_dim": 64,
-        "dtype": "fp32", "opset": 24, "seed": 0, "out": out,
+        "exporter": "onnx-attention", "variant": "causal", "opset": 24, "seed": 0, "out": out,
     }  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def problem_of(record: Record) -> Problem:
     """
     fields = {name: getattr(record, name) for name in _FIELDS}
     fields |= {"v_head_dim": record.v_head_dim or record.head_dim, "bias": bool(record.bias)}
+    fields |= {"value_map": record.value_map or "joint"}
     for scale in (None, record.scale):
         problem = Problem.from_dict({**fields, "given_scale": scale})
         if problem.problem_id == record.problem_id:

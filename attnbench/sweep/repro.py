@@ -161,7 +161,7 @@ def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) 
         "label": f"{p.label()}, H={p.num_heads} D={p.head_dim}, {what.input_class} inputs, seed {what.seed}",
         "arm": what.arm, "runtime": what.runtime, "threads": what.threads, "dtype": p.dtype, "part": p.part,
         "variant": p.variant, "mask": p.mask, "rule": mask.rule if mask.position else "", "window": mask.window,
-        "scale": p.scale, "num_heads": p.num_heads, "num_kv_heads": p.num_kv_heads, "seed": what.seed,
+        "scale": p.scale, "value_map": p.value_map, "num_heads": p.num_heads, "num_kv_heads": p.num_kv_heads, "seed": what.seed,
         "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",
         "stored": is_stored, "inputs": specs, "weights": {name: _weight(array, p) for name, array in weights.items()},
         "outputs": {name: list(shape) for name, shape in p.output_shapes().items()},

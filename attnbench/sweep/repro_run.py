@@ -179,7 +179,11 @@ def torch_block(case: dict[str, Any], t: Any) -> Any:
     q, k, v = project(query, "q", heads), project(context, "k", kv_heads), project(context, "v", kv_heads)
     if case["variant"] == "decode":
         k, v = torch.cat([t["past_key"], k], dim=2), torch.cat([t["past_value"], v], dim=2)
-    y = torch_attention(case, q, k, v, t.get("mask")).transpose(1, 2).flatten(2)  # (B, T_q, H D)
+    y = torch_attention(case, q, k, v, t.get("mask"))  # (B, H, T_q, D_v)
+    if case["value_map"] == "low_rank":  # every head lifts its values itself
+        y = (y @ t["w_o"].unflatten(0, (heads, -1))).sum(1)  # (B, T_q, E)
+        return y + t["b_o"] if "b_o" in t else y
+    y = y.transpose(1, 2).flatten(2)  # (B, T_q, H D_v)
     return torch.nn.functional.linear(y, t["w_o"].T.contiguous(), t.get("b_o"))
 
 

@@ -114,6 +114,7 @@ def test_a_file_shows_the_error_of_the_run_without_attnbench(tmp_path, runtime):
         MASKED,
         Problem.make(variant="cross", seq_len=20, num_heads=2, head_dim=16, dtype="bf16", mask="alibi"),
         Problem.make(variant="decode", seq_len=20, q_len=3, num_heads=4, head_dim=8, num_kv_heads=1),
+        Problem.make(seq_len=12, num_heads=2, head_dim=8, value_map="low_rank", bias=True),
         Problem.make(part="core", variant="causal", seq_len=20, kv_len=9, mask="sliding_window_4", v_head_dim=16),
     ],
     ids=lambda p: p.label() if isinstance(p, Problem) else p,

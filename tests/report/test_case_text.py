@@ -1,0 +1,99 @@
+"""One row in sentences."""
+
+import json
+
+import pytest
+
+from attnbench.cli import main
+from attnbench.problem import Problem
+from attnbench.report import case_text
+
+
+@pytest.fixture
+def told(lab):
+    """The paragraphs of a case, by heading."""
+
+    def tell(arm="onnx-attention@ort-cpu", **changes):
+        record = lab.make_record(Problem.make(seq_len=512), arm, **changes)
+        return dict(case_text.case_paragraphs(record, lab.make_manifest([record]), "results/a b"))
+
+    return tell
+
+
+def test_it_says_what_ran_and_how_that_is_known(told):
+    words = told()["What ran"]
+    assert "ort-cpu 2.13.0 took the file of onnx-attention, opset 23" in words
+    assert "1 thread, products in fp32" in words
+    assert "Attention kernel: unfused, known by graph" in words
+    assert "ran the block itself" in told("torch-sdpa")["What ran"]
+    assert "is unknown" in told(attention_kernel="unknown")["What ran"]
+
+
+def test_the_gate_nearest_to_its_limit_decided(told):
+    words = told(
+        worst_row_rel_err=1e-6, worst_row_limit=4e-6, err_vs_eager=2.0, peaked_worst_row_rel_err=3e-6,
+        peaked_worst_row_limit=4e-6, gain_err=1e-8, gain_limit=2e-6,
+    )["Right"]  # fmt: skip
+    assert words.startswith("Decided by the worst row, peaked inputs, which is within its limit")
+    assert "3.0e-06 of 4.0e-06 allowed (75 %)" in words
+    assert "is 8.0 times what torch eager is off in fp32 (5.0e-07)" in words  # 4e-6 over 1e-6 / 2
+
+
+@pytest.mark.parametrize(("error", "share"), [(8e-6, "200 %"), (float("nan"), "not a number")])
+def test_a_gate_that_failed_decided(told, error, share):
+    words = told(worst_row_rel_err=error, worst_row_limit=4e-6, status="mismatch", reason="row 3 is off")["Right"]
+    assert words.startswith("Decided by the worst row, normal inputs, which is beyond its limit.")
+    assert share in words
+
+
+def test_the_verdict_rests_on_the_interval_and_the_noise_floor(told):
+    words = told(speedup_vs_baseline=1.13, speedup_ci_low=1.11, speedup_ci_high=1.14, verdict="faster")["Verdict"]
+    assert "1.13x as fast as torch-sdpa, interval 1.11 to 1.14: the interval lies above 1.010: faster." in words
+    assert "0.80 % (of 18 pairs of equal workers)" in words
+    assert "disturbed" in told(verdict="ambiguous", flags=["contended"])["Verdict"]
+    assert "0.50 % apart" in told("torch-sdpa", noise_log_ratio=-0.005013)["Verdict"]
+    reason = {"verdict": "the baseline is oom"}
+    assert "None: the baseline is oom." in told(verdict=None, empty_reasons=reason)["Verdict"]
+
+
+def test_memory_is_told_in_score_matrices(told):
+    words = told(peak_host_bytes=2 * 8 * 512 * 512 * 4)["Memory"]  # 8 heads, fp32
+    assert "Peak 16.0 MiB above the loaded and bound model, 2.00 score matrices." in words
+
+
+def test_every_empty_cell_has_its_reason(told):
+    reasons = {"build_ms": "nothing is compiled", "latency_ms_p99": "needs 662 samples", "export_ms": "no file"}
+    words = told(empty_reasons=reasons | {"opset": "no file"})["Empty cells"]
+    assert words == "build_ms: nothing is compiled; latency_ms_p99: needs 662 samples; export_ms, opset: no file"
+
+
+@pytest.mark.parametrize("status", ["unsupported", "oom", "crashed", "skipped", "unavailable", "timeout", "error"])
+def test_a_case_that_did_not_run_says_why_everywhere(lab, status):
+    record = lab.without_figures(
+        lab.make_record(Problem.make(seq_len=512), "onnx-attention@ort-cpu"), status, "no room"
+    )
+    told = dict(case_text.case_paragraphs(record, {}, "run"))
+    assert told["Status"] == f"{status}: no room."
+    assert all("no room" in told[heading] for heading in ("What ran", "Right", "Latency", "Verdict", "Memory"))
+    assert "The noise of the run is unknown." in told["Verdict"]
+
+
+def test_the_text_keeps_to_the_width_and_shows_no_control_characters(lab):
+    record = lab.make_record(Problem.make(seq_len=512), "torch-sdpa", status="error", reason="bad \x1b[31m word " * 9)
+    text = case_text.case_text(record, lab.make_manifest([record]), "run", width=80)
+    assert "\x1b" not in text
+    assert max(map(len, text.split("\n")[1:])) <= 80
+
+
+def test_the_command_tells_a_row_of_a_run(lab, tmp_path, capsys):
+    records = lab.default_records()
+    lab.write_run(tmp_path / "run", records, samples=False)
+    run, case = str(tmp_path / "run"), "onnx-attention@ort-cpu:causal:512"
+    assert main(["explain", run, case]) == 0
+    text = capsys.readouterr().out
+    assert "block causal T=512 fp32" in text
+    assert f"attnbench repro {run}" in " ".join(text.split())
+    assert main(["explain", run, case, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "ok"
+    assert main(["explain", run, "nope"]) == 2
+    assert "CASE must be a case_id" in capsys.readouterr().err
