@@ -57,6 +57,11 @@ class Mask:
         return TENSORS.get(self.tensor)
 
     @property
+    def is_added(self) -> bool:
+        """Is its tensor added to the scores?"""
+        return self.form is not None and not self.form.is_bool
+
+    @property
     def rule(self) -> str:
         """The name of its position rule alone."""
         return self.name.split("+")[0] if self.position else NO_MASK

@@ -179,6 +179,15 @@ class Problem:
         return 1.0 / math.sqrt(self.head_dim) if self.given_scale is None else self.given_scale
 
     @property
+    def spread(self) -> float:
+        """How many times larger than usual the logits are that decide: by the scale, and by ALiBi far from the keys.
+
+        Queries behind the last key have a bias of at least slope x distance at every key; 8 is twice what logits reach.
+        """
+        beyond = max(0, self.q_len - self.kv_len) if self.masking.tensor == "alibi" else 0
+        return self.scale * math.sqrt(self.head_dim) + beyond * math.pow(2.0, -8.0 / self.num_heads) / 8.0
+
+    @property
     def problem_id(self) -> str:
         """12 hex digits that depend on the problem alone."""
         return digest(self.as_dict())

@@ -278,7 +278,10 @@ def in_parallel(function: Callable[[T], None], items: Sequence[T], at_once: int)
 def limits_of(problem: Problem, judge: Mapping[str, Any], input_class: str) -> numerics.Limits:
     """What an output of this problem may differ by, from the judge's floor and torch eager's error."""
     eager = judge["eager"]["worst_row_rel_err"]
-    return numerics.limits(problem.dtype, judge["floor"], eager, part=problem.part, input_class=input_class)
+    return numerics.limits(
+        problem.dtype, judge["floor"], eager, part=problem.part, input_class=input_class,
+        is_added=problem.masking.is_added, spread=problem.spread,
+    )  # fmt: skip
 
 
 def with_fix(probe: Probe) -> str:

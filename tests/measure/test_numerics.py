@@ -171,6 +171,12 @@ def test_without_eager_its_known_ratio_to_the_floor_stands_in(missing):
     assert found.worst_row == pytest.approx(2 * data.eager_over_floor * 2e-4)
 
 
+def test_logits_that_a_given_scale_makes_larger_have_limits_in_proportion():
+    usual, larger = n.limits("bf16", 0.0, 1.0, part="core"), n.limits("bf16", 0.0, 1.0, part="core", spread=1.6)
+    assert larger.worst_row == pytest.approx(1.6 * usual.worst_row)
+    assert n.limits("bf16", 0.0, 1.0, part="core", spread=0.5) == usual
+
+
 def test_a_floor_that_is_no_number_gets_the_ceiling():
     assert n.limits("fp32", NAN, None).worst_row == n.tolerances()["block", "fp32", "normal"].ceiling
 
@@ -183,7 +189,7 @@ def test_gain_gates_lie_an_order_of_magnitude_above_their_noise_and_below_one_pe
 
 
 def test_every_part_dtype_and_input_class_has_tolerances():
-    keys = {(p, d, c) for p in ("block", "core") for d in ("fp32", "fp16", "bf16") for c in ("normal", "peaked")}
+    keys = {(p, d, c) for p in ("block", "core") for d in ("fp32", "fp16", "bf16") for c in n.CLASSES}
     assert set(n.tolerances()) == keys
 
 
@@ -197,10 +203,17 @@ def test_a_failure_names_row_measured_and_allowed():
 
 
 def test_the_gain_gate_fails_what_the_worst_row_admits():
-    reference = np.ones((4, 2))
+    reference = np.ones((400, 2))
     ok, reason = _judge(reference * 1.005, reference, n.Limits(worst_row=0.01, gain=1e-3, reason=""))
     assert not ok
     assert reason == "the output is scaled wrong by 0.005, 0.001 is allowed"
+
+
+def test_a_few_rows_may_be_scaled_by_more_than_many():
+    limits = n.Limits(worst_row=0.01, gain=1e-3, reason="")
+    assert limits.gain_of(1) == 0.01  # one row that is wholly off by what is allowed
+    assert limits.gain_of(4) == 0.005  # 0.01 / sqrt(4): errors of rows are independent
+    assert limits.gain_of(10_000) == 1e-3
 
 
 @pytest.mark.parametrize(
