@@ -112,6 +112,10 @@ class Record(BaseModel):
     scale: float | None = None  # of the scores; None in rows of before it was told: 1/sqrt(head_dim)
     value_map: str | None = None  # joint, low_rank; None in rows of before it was told: joint
     bias: bool | None = None  # of the projections; None in rows of before it was told: without
+    # same bits, asked at T <= 64 in the same session (measure/determinism.py); no is no failure
+    bitwise_repeatable: bool | None = None  # from call to call
+    batch_invariant: bool | None = None  # an item alone and in a batch of two
+    prefix_invariant: bool | None = None  # the first tokens alone and before further ones
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it
 
 

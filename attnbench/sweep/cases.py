@@ -45,6 +45,8 @@ class Case:
     limits: dict[str, Limits] = field(default_factory=dict)
     floor: float | None = None  # of the normal class
     eager_error: float | None = None  # of the normal class
+    determinism: dict[str, bool | None] = field(default_factory=dict)  # property -> answer
+    determinism_reasons: dict[str, str] = field(default_factory=dict)  # why an answer is None
     facts: dict[str, Any] = field(default_factory=dict)
     lane: Lane | None = None
     load_ms: float | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
 from attnbench.interfaces import UNKNOWN
-from attnbench.measure import environment, numerics
+from attnbench.measure import determinism, environment, numerics
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
 from attnbench.sweep import rounds, rows, tasks
@@ -126,7 +126,10 @@ class Group:
         try:
             worker = stack.enter_context(self._worker(case))
             worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="time")
-            took_ns = self._check(case, worker, ("peaked", "normal") if replica == 0 else ("normal",))
+            if replica == 0:
+                self._check(case, worker, ("peaked",))
+                self._ask_determinism(case, worker)
+            took_ns = self._check(case, worker, ("normal",))
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)
                 _require_as_asked(case.facts, self.bench.threads, self.problem.dtype)
@@ -148,6 +151,17 @@ class Group:
             )
             self.lanes.append(lane)
             case.lane = case.lane or lane
+
+    def _ask_determinism(self, case: Case, worker: Worker) -> None:
+        """Same bits for the same question? An error at the small sizes leaves the cells empty with its words."""
+        try:
+            found = worker.ask("determinism", timeout_s=self.bench.sweep.timeout_s, problem=self.problem.as_dict())
+        except WorkerError:
+            raise
+        except AttnbenchError as err:
+            case.determinism_reasons = dict.fromkeys(determinism.PROPERTIES, str(err))
+            return
+        case.determinism, case.determinism_reasons = found["answers"], found["reasons"]
 
     def _worker(self, case: Case) -> Worker:
         server = self.bench.server("runtime", case.arm.runtime)

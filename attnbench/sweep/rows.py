@@ -111,7 +111,7 @@ def _facts(case: Case) -> dict[str, Any]:
 def _numerics(case: Case) -> dict[str, Any]:
     found = case.agreements.get("normal")
     peaked = case.agreements.get("peaked")
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {**case.determinism}
     if peaked is not None:
         fields |= {
             "peaked_worst_row_rel_err": peaked.worst_row_rel_err,
@@ -125,7 +125,7 @@ def _numerics(case: Case) -> dict[str, Any]:
     return fields | {
         "worst_row_rel_err": error,
         "worst_row_limit": limit.worst_row,
-        "gain_limit": limit.gain,
+        "gain_limit": limit.gain_of(found.rows),
         "rel_fro_err": found.rel_fro_err,
         "max_abs_err": found.max_abs_err,
         "gain_err": found.gain_err,
@@ -195,6 +195,7 @@ def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
             reason = case.memory_reason
         elif column.startswith("speedup"):
             reason = _why_no_ratio(case)
+        reason = case.determinism_reasons.get(column, reason)
         reasons[column] = reason
     return reasons
 
@@ -245,6 +246,9 @@ _WHY_EMPTY = {
     "nan_count": "not checked",
     "err_vs_floor": "not checked, or the floor is 0",
     "err_vs_eager": "not checked, or torch eager is exact",
+    "bitwise_repeatable": "not checked",
+    "batch_invariant": "not checked",
+    "prefix_invariant": "not checked",
     "gflops_per_s": "not timed",
     "peak_fraction": "not timed, or the machine peak of this dtype is not known",
     "gbytes_per_s": "not timed",

@@ -16,7 +16,7 @@ from attnbench import plugins
 from attnbench.errors import AttnbenchError, ExportError, NotRunError, PluginError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, Support, numpy_dtype
-from attnbench.measure import allocator, memory, numerics, roofline, timing
+from attnbench.measure import allocator, determinism, memory, numerics, roofline, timing
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 
@@ -51,6 +51,7 @@ class Tasks:
         self._session: Session | None = None
         self._call: Callable[[], object] | None = None
         self._seed = 0
+        self._is_slow_to_compile = False
 
     def export(self, *, exporter: str, problem: dict[str, Any], opset: int, path: str, seed: int) -> dict[str, Any]:
         """Write one artifact; {"artifact": ..., "export_ms": ...}."""
@@ -84,7 +85,7 @@ class Tasks:
         target, file = Problem.from_dict(problem), artifact_from_dict(artifact)
         wanted = Settings(**settings)
         _require(plugin.supports(target, file))
-        self._seed = wanted.seed
+        self._seed, self._is_slow_to_compile = wanted.seed, plugin.opt_in
         state = ""
         if purpose is not None:
             state = {"time": allocator.keep_heap, "memory": allocator.exact_heap}[purpose]()
@@ -150,6 +151,15 @@ class Tasks:
                 "the output was right before the timed call ran: bind() or outputs() does the work; "
                 "compute in the call that bind() returns"
             )
+
+    def determinism(self, *, problem: dict[str, Any]) -> dict[str, Any]:
+        """Same bits for the same question? {"answers": property -> yes, no or None, "reasons": why None}."""
+        assert self._session is not None
+        if self._is_slow_to_compile:
+            reason = "compiled for each shape, which takes seconds: not asked"
+            names = determinism.PROPERTIES
+            return {"answers": dict.fromkeys(names), "reasons": dict.fromkeys(names, reason)}
+        return asdict(determinism.ask_session(self._session, Problem.from_dict(problem), seed=self._seed))
 
     def ping(self) -> dict[str, Any]:
         """Answer at once."""
@@ -229,6 +239,39 @@ class Tasks:
             f"{median_ns / 1e6:.3g} ms: results are remembered, not computed"
         )
 
+    def supports(
+        self, *, plugin: str, problem: dict[str, Any], opset: int | None, artifact: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """What a plug-in itself says: an exporter of an opset, a runtime (opset None) of a file; {"ok", "reason"}."""
+        target = Problem.from_dict(problem)
+        if opset is not None:
+            return asdict(plugins.load_exporter(plugin).supports(target, opset))
+        return asdict(plugins.load_runtime(plugin).supports(target, artifact_from_dict(artifact)))
+
+    def probe(self, *, problem: dict[str, Any], fill: str) -> dict[str, Any]:
+        """One probe (see `attnbench.probes`) on the loaded session; {"ok", "how", "error", "limit", ...}."""
+        from attnbench.sweep import probing
+
+        assert self._session is not None
+        return probing.run_probe(self._session, Problem.from_dict(problem), fill, self._seed)
+
+    def onnx_cases(self, *, folder: str) -> dict[str, Any]:
+        """Write the cases of the onnx package for `Attention`; {"cases": name, opset and folder of each}."""
+        from attnbench.sweep import onnx_cases
+
+        return {"cases": onnx_cases.write_cases(Path(folder))}
+
+    def onnx_case(self, *, runtime: str, folder: str) -> dict[str, Any]:
+        """Run one of them; as `probe`, or {"unsupported": why}."""
+        from attnbench.sweep import onnx_cases, probing
+
+        run_model = getattr(plugins.load_runtime(runtime), "run_model", None)
+        if run_model is None:
+            return {"unsupported": f"{runtime} runs files of its own problems only: it has no run_model"}
+        expected = onnx_cases.read_tensors(Path(folder), "out")
+        found = run_model(Path(folder) / "model.onnx", onnx_cases.read_tensors(Path(folder), "in"))
+        return probing.judge_arrays([(name, found[name], array) for name, array in expected.items()])
+
     def facts(self) -> dict[str, Any]:
         """What really ran, as the session tells it."""
         assert self._session is not None
@@ -238,7 +281,7 @@ class Tasks:
         """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
         target = Problem.from_dict(problem)
         if not static_shape:
-            self._bind(_tiny(target), "normal", self._seed)()
+            self._bind(determinism.shortened(target, TINY_LEN), "normal", self._seed)()
         call = self._bind(target, "normal", self._seed)
         return asdict(memory.measure_peak(call))
 
@@ -256,16 +299,6 @@ class Tasks:
     def machine_bandwidth(self, *, threads: int, seconds: float) -> dict[str, Any]:
         """The most GB/s that copying in memory reaches here."""
         return {"gbytes_per_s": roofline.measure_bandwidth(threads, seconds), "by": "copy", "threads": threads}
-
-
-def _tiny(target: Problem) -> Problem:
-    """The problem at lengths so short that nothing of it counts."""
-    short = min(TINY_LEN, target.q_len)
-    if target.variant == "decode":
-        return target.at(q_len=short, kv_len=short + min(TINY_LEN, target.kv_len - target.q_len))
-    if target.kv_len == target.q_len:
-        return target.at(q_len=short, kv_len=short)
-    return target.at(q_len=short, kv_len=min(TINY_LEN, target.kv_len))
 
 
 def facts_as_dict(facts: Facts) -> dict[str, Any]:
