@@ -3,11 +3,12 @@
 A kernel that never holds the scores needs memory that is linear in T; one that writes them out holds whole matrices.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from attnbench.analysis.arm_laws import WHOLE_MATRIX, memory_points, score_matrices
-from attnbench.analysis.groups import Panel, make_panels
+from attnbench.analysis.arm_laws import WHOLE_MATRIX, memory_bytes, memory_points, score_matrices
+from attnbench.analysis.groups import Panel, make_panels, score_bytes
 from attnbench.analysis.laws import Estimate, fit_law
 from attnbench.analysis.least_squares import MIN_POINTS
 from attnbench.masks import parse_mask
@@ -27,8 +28,9 @@ _MASK_COPIES = 2  # of a tensor mask that a runtime may make while it converts i
 def with_kernels(records: Sequence[Record]) -> list[Record]:
     """Fill `attention_kernel` of `ok` rows that say unknown, and flag rows that ran another kernel than was asked.
 
-    `fused`: the quadratic term of the arm's memory is below half a score matrix. `unfused`: above half a matrix more
-    than copies of the mask can explain. Else it stays unknown, and `empty_reasons` says why for `kernel_evidence`.
+    `fused`: the whole peak at some T, or the quadratic term of the arm's memory, is below half a score matrix.
+    `unfused`: that term is above half a matrix more than copies of the mask can explain. Else it stays unknown, and
+    `empty_reasons` says why for `kernel_evidence`.
 
     Returns:
         Records in the same order. Doing it again changes nothing.
@@ -70,6 +72,8 @@ def _decided(group: Sequence[Record]) -> dict[int, Record]:
 
 def _kernel(panel: Panel, rows: Sequence[Record]) -> tuple[str, str]:
     """The kernel by the law of memory, and why it is unknown where it is."""
+    if any(_peak_matrices(r) < WHOLE_MATRIX for r in rows):
+        return "fused", ""  # no room for the scores, whatever else was held
     points = memory_points(panel, rows)
     if len(points) < MIN_POINTS:
         return UNKNOWN, f"the runtime does not tell; the law of memory needs {MIN_POINTS} lengths, {len(points)} there"
@@ -77,6 +81,12 @@ def _kernel(panel: Panel, rows: Sequence[Record]) -> tuple[str, str]:
     if matrices is None:
         return UNKNOWN, f"the runtime does not tell; scores do not grow as the square of {panel.x_label} here"
     return kernel_of(matrices, _mask_matrices(rows[0]))
+
+
+def _peak_matrices(record: Record) -> float:
+    """All that a call holds at its peak, in score matrices; infinite where it was not measured."""
+    peak = memory_bytes(record)
+    return math.inf if peak is None else peak / score_bytes(record)
 
 
 def kernel_of(matrices: Estimate, mask_matrices: float) -> tuple[str, str]:

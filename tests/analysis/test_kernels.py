@@ -47,6 +47,17 @@ def test_too_few_lengths_leave_the_kernel_unknown_with_the_reason() -> None:
     assert reasons == {"the runtime does not tell; the law of memory needs 4 lengths, 3 there"}
 
 
+def test_one_peak_without_room_for_half_a_matrix_means_a_fused_kernel() -> None:
+    # T = 2048: a score matrix is 8 x 2048^2 x 4 = 128 MiB, the peak 5e5 + 1e4 x 2048 bytes = 20 MiB.
+    assert _told(_untold(0.0, seq_lens=(2048,))) == {("fused", "memory-law")}
+    # T = 512: a matrix is 8 MiB, the peak 5.4 MiB, which may be scores or not.
+    assert _told(_untold(0.0, seq_lens=(512,))) == {("unknown", None)}
+
+
+def test_a_peak_that_was_not_measured_is_no_proof() -> None:
+    assert _told(_untold(0.0, seq_lens=(2048,), peak_host_bytes=None)) == {("unknown", None)}
+
+
 def test_an_interval_around_half_a_matrix_leaves_the_kernel_unknown() -> None:
     kernel, reason = kernel_of(Estimate(0.3, 0.5, 0.8), 0.0)
     assert kernel == "unknown"
