@@ -1,0 +1,1 @@
+"""How attention works, with numbers that are computed here: nothing in it is typed in."""
