@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench import cli_advise, cli_ci, cli_convert, cli_explain, cli_repro, cli_runs, flags, plugins
+from attnbench import cli_advise, cli_ci, cli_conform, cli_convert, cli_explain, cli_repro, cli_runs, flags, plugins
 from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
 from attnbench.options import (
@@ -249,6 +249,7 @@ def list_plugins(as_json: Json = False) -> int:
     return 0
 
 
+app.command(rich_help_panel=INSTRUMENT)(cli_conform.conform)
 app.command(rich_help_panel=DECIDE)(cli_runs.report)
 app.command(rich_help_panel=DECIDE)(cli_advise.advise)
 app.command(rich_help_panel=DECIDE)(cli_convert.convert)

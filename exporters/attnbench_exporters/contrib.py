@@ -38,12 +38,6 @@ class OnnxContrib:
         if problem.dtype not in _MASK_FILTER_VALUE:
             reason = f"{DOMAIN} attention takes fp32 and fp16, not {problem.dtype}"
             return Support(ok=False, reason=f"{reason}; use onnx-attention or onnx-decomposed")
-        if problem.mask != "none" and problem.q_len != problem.kv_len:
-            reason = (
-                f"{DOMAIN} attention has no causal alignment for q_len {problem.q_len} and kv_len {problem.kv_len}: "
-                "`unidirectional` means causal_top_left only where they are equal; use onnx-attention"
-            )
-            return Support(ok=False, reason=reason)
         for is_other, what in (
             (problem.num_kv_heads != problem.num_heads, f"grouped heads ({problem.num_kv_heads} for keys)"),
             (problem.variant == "decode", "decode with a cache"),
@@ -54,6 +48,12 @@ class OnnxContrib:
             if is_other:
                 reason = f"onnx-contrib does not write {what}; use onnx-attention or onnx-decomposed"
                 return Support(ok=False, reason=reason)
+        if problem.mask != "none" and problem.q_len != problem.kv_len:
+            reason = (
+                f"{DOMAIN} attention has no causal alignment for q_len {problem.q_len} and kv_len {problem.kv_len}: "
+                "`unidirectional` means causal_top_left only where they are equal; use onnx-attention"
+            )
+            return Support(ok=False, reason=reason)
         return opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:

@@ -47,6 +47,7 @@ class OnnxTorchscript:
         module = build_module(problem, seed=seed, attention="eager")
         model = trace(module, problem, opset)
         refuse_frozen(model, trace(module, _other_example(problem), opset, as_given=True), problem)
+        _name_sizes(model, problem)
         counts = onnx_files.operator_counts(model)
         if counts.get("::Softmax") != 1 or "::Attention" in counts:
             raise ArtifactError(f"a decomposed graph has one Softmax and no Attention, torch wrote {counts}")
@@ -87,6 +88,14 @@ def trace(module: Any, problem: Problem, opset: int, *, as_given: bool = False) 
             first = str(err).strip().splitlines()[0]
             raise ExportError(f"torch.onnx cannot export {problem.label()} at opset {opset}: {first}") from err
     return onnx.load_from_string(buffer.getvalue())
+
+
+def _name_sizes(model: Any, problem: Problem) -> None:
+    """Write the sizes that are known into outputs where torch only made up a name; the checker holds them to it."""
+    for value in model.graph.output:
+        for dim, due in zip(value.type.tensor_type.shape.dim, problem.symbolic_dims()[value.name], strict=True):
+            if isinstance(due, int) and dim.dim_param:
+                dim.dim_value = due
 
 
 def refuse_frozen(model: Any, other: Any, problem: Problem) -> None:

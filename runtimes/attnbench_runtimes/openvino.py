@@ -6,13 +6,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnbench.errors import ArtifactError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs
-from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
+from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support, numpy_dtype
 from attnbench.problem import OUTPUT_NAME, Problem
 from attnbench_runtimes import binding
 
@@ -74,6 +75,21 @@ class OpenVino:
             yield session
         finally:
             session.close()
+
+    def run_model(self, path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of any file, by name, computed in fp32; for checks, never timed."""
+        import openvino as ov
+
+        core = ov.Core()
+        compiled = core.compile_model(core.read_model(os.fspath(path)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        kinds = {name: "bf16" if array.dtype == numpy_dtype("bf16") else "fp32" for name, array in inputs.items()}
+        tensors = {name: _tensor(np.array(array, order="C"), kinds[name]) for name, array in inputs.items()}
+        found = compiled.create_infer_request().infer(tensors)
+        return {
+            # NumPy has no bfloat16 of its own: openvino hands the bits out as another type
+            output.get_any_name(): array.view(numpy_dtype("bf16")) if output.element_type == ov.Type.bf16 else array
+            for output, array in found.items()
+        }
 
 
 class OpenVinoSession:

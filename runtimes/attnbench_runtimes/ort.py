@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Setting
 from attnbench.problem import OUTPUT_NAME, Problem
 from attnbench_runtimes import binding, ort_graph
 
+_KINDS = {"tensor(bfloat16)": 16}  # what NumPy alone cannot say
 _ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
 _VERSION_WORDS = ("opset", "not a registered function", "no op registered", "unsupported model ir version")
 
@@ -85,6 +87,24 @@ class OrtRuntime:
             yield session
         finally:
             session.close()
+
+    def run_model(self, path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of any file, by name; for checks, never timed."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        session = ort.InferenceSession(os.fspath(path), options, providers=[name for name, _ in self.providers])
+        kinds = {value.name: _KINDS[value.type] for value in session.get_inputs() if value.type in _KINDS}
+        feeds = {
+            name: ort.OrtValue.ortvalue_from_numpy_with_onnx_type(_raw(np.ascontiguousarray(array)), kinds[name])
+            if name in kinds
+            else ort.OrtValue.ortvalue_from_numpy(array)
+            for name, array in inputs.items()
+        }
+        found = session.run_with_ort_values(None, feeds)
+        names = [value.name for value in session.get_outputs()]
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
 
 
 class OrtCpu(OrtRuntime):

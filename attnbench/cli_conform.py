@@ -1,0 +1,75 @@
+"""`attnbench conform`: what attention means in every exporter, opset and runtime at hand."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+from attnbench import flags
+from attnbench.console import complain, note, say, width
+from attnbench.errors import InputError
+from attnbench.options import WHERE, Json, Lists, listed, single, switch
+
+
+def conform(
+    exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="all")] = None,
+    runtimes: Annotated[
+        Lists, listed("--runtimes", help="See attnbench list.", default="all but null and torch-compile")
+    ] = None,
+    opsets: Annotated[
+        Lists, listed("--opsets", "--opset", help="Opsets, or all.", default="each exporter's first")
+    ] = None,
+    out: Annotated[
+        str | None,
+        single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE, default="results/conform-DATE"),
+    ] = None,
+    as_json: Json = False,
+    quiet: Annotated[bool, switch("-q", "--quiet", help="No progress.", panel=WHERE)] = False,
+) -> int:
+    """Probes with answers known by hand on every exporter x opset x runtime, and onnx's own cases: a matrix.
+
+    A cell is conforms, differs (and how), refuses (the library's words) or unsupported (the plug-in's).
+    Exit code 1: something differs. 3: nothing could run.
+    """
+    chosen = {
+        "exporters": flags.parse_plugins("--exporters", "exporter", exporters),
+        "runtimes": flags.parse_plugins("--runtimes", "runtime", runtimes),
+    }
+    wanted = "all" if opsets == ["all"] else flags.parse_sizes("--opsets", opsets)
+    folder = _folder(flags.parse_out("--out", out))
+    from attnbench.report import conform_page, conform_text, tables
+    from attnbench.sweep.conform_run import conform as run
+
+    matrix = run(**chosen, opsets=wanted, say=(lambda text: None) if quiet else note)
+    found = matrix.as_dict()
+    files = {
+        "conform.csv": conform_text.matrix_csv(found["cells"]),
+        "conform.json": json.dumps(found, indent=1, ensure_ascii=False),
+        "conform.html": conform_page.matrix_page(found, title="What attention means here"),
+    }
+    for name, text in files.items():
+        try:
+            tables.write_text(folder / name, text)
+        except OSError as err:
+            complain(f"cannot write {str(folder / name)!r}: {err.strerror or err}; name another folder with --out")
+            return 1
+    if as_json:
+        say(json.dumps({"folder": str(folder), "exit_code": matrix.exit_code, **found}, indent=2))
+    else:
+        say(conform_text.matrix_text(found, width=width()))
+        say(f"\n{matrix.seconds:.0f} s; the page: {folder / 'conform.html'}")
+    return matrix.exit_code
+
+
+def _folder(asked: Path | None) -> Path:
+    """The folder of the matrix, made before anything runs.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    path = asked or Path("results") / f"conform-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise InputError(f"cannot make the folder {str(path)!r}: {err.strerror}; name another with --out") from err
+    return path

@@ -1,0 +1,119 @@
+"""A whole conformance run: which arms, in which scratch folder, with which workers."""
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbench import plugins
+from attnbench.interfaces import Probe as Available
+from attnbench.measure import environment
+from attnbench.probes import all_probes
+from attnbench.sweep import grid, onnx_cases
+from attnbench.sweep.bench import Bench
+from attnbench.sweep.conform import Cell, Conforming, ProbeArm
+from attnbench.sweep.rundir import FOLDERS, RunDirectory
+from attnbench.sweep.workers import ForkServers
+
+ALL_OPSETS = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """All cells, and with what they were found."""
+
+    cells: Sequence[Cell]
+    versions: Mapping[str, str]  # plug-in -> version of what is behind it
+    notices: Sequence[str]
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON: one row per cell."""
+        rows = []
+        for cell in self.cells:
+            fields = asdict(cell)
+            arm = fields.pop("arm")
+            rows.append({"arm": cell.arm.label, **arm, **fields})
+        return {
+            "versions": dict(self.versions), "seconds": round(self.seconds, 1), "notices": list(self.notices),
+            "cells": rows,
+        }  # fmt: skip
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing differs; 1: something does; 3: nothing could run."""
+        found = {cell.verdict for cell in self.cells}
+        if "differs" in found:
+            return 1
+        return 0 if "conforms" in found else 3
+
+
+def conform(
+    *,
+    exporters: Sequence[str] | None,
+    runtimes: Sequence[str] | None,
+    opsets: Sequence[int] | str | None,
+    say: Callable[[str], object],
+) -> Matrix:
+    """Run every probe on every exporter x opset x runtime, and onnx's own cases on every runtime that takes files.
+
+    Args:
+        exporters: names; None: all that are installed.
+        runtimes: names; None: those that are not opt-in, and onnx-reference.
+        opsets: numbers, or `all` that an exporter writes; None: its default.
+        say: told what goes on.
+
+    Raises:
+        AttnbenchError: the workers cannot be started.
+    """
+    start = time.monotonic()
+    probed = plugins.probe_all("runtime", runtimes)
+    if runtimes is None:
+        probed = {name: probe for name, probe in probed.items() if _is_usual(name, probe)}
+    writers = plugins.probe_all("exporter", exporters)
+    arms = make_arms(writers, probed, opsets)
+    env, _ = environment.scrubbed_environment(1)
+    with tempfile.TemporaryDirectory(prefix="attnbench-conform-") as folder, ForkServers(env) as servers:
+        run_dir = RunDirectory(Path(folder))
+        for name in (*FOLDERS, run_dir.work_path.name):
+            (run_dir.path / name).mkdir()
+        bench = Bench(
+            sweep=grid.Sweep(time_budget_s=None), threads=1, arms=[], run_dir=run_dir, servers=servers,
+            run_id="conform", runtime_probes=probed, exporter_probes=writers,
+        )  # fmt: skip
+        cells = Conforming(bench=bench, probes=all_probes(), arms=arms, say=say).run()
+        takers = [name for name, probe in probed.items() if probe.traits.get("takes_artifact", True)]
+        takers = [name for name in takers if name != "null"]
+        more, notices = onnx_cases.run(bench, takers, say)
+    versions = {name: probe.version for name, probe in {**writers, **probed}.items() if probe.version}
+    return Matrix(cells=[*cells, *more], versions=versions, notices=notices, seconds=time.monotonic() - start)
+
+
+def _is_usual(name: str, probe: Available) -> bool:
+    return name != "null" and (not probe.traits.get("opt_in") or bool(probe.traits.get("checks_only")))
+
+
+def make_arms(
+    writers: Mapping[str, Available], runtimes: Mapping[str, Available], opsets: Sequence[int] | str | None
+) -> list[ProbeArm]:
+    """Torch arms first, then every exporter and opset on every runtime that takes files.
+
+    An exporter that cannot be asked for its opsets has one column, whose cells say why.
+    """
+    arms = [
+        ProbeArm(exporter=grid.TORCH, opset=None, runtime=name)
+        for name, probe in runtimes.items()
+        if not probe.traits.get("takes_artifact", True)
+    ]
+    for exporter, writer in writers.items():
+        offered = tuple(writer.traits.get("opsets", ())) or (0,)
+        asked = offered[:1] if opsets is None else sorted(offered) if isinstance(opsets, str) else opsets
+        arms += [
+            ProbeArm(exporter=exporter, opset=opset, runtime=name)
+            for opset in asked
+            for name, probe in runtimes.items()
+            if probe.traits.get("takes_artifact", True)
+        ]
+    return arms

@@ -1,0 +1,206 @@
+"""The matrix is whole whatever the arms do: a crash, a hang or a wrong answer costs one cell."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench.probes import all_probes
+from attnbench.sweep import conform as conforming
+from attnbench.sweep import conform_run, runner
+from attnbench.sweep.conform_run import Matrix
+from attnbench.sweep.grid import validate
+from attnbench.sweep.progress import Silent
+from attnbench.sweep.rundir import RunDirectory
+from tests.conftest import make_installer
+
+FAKES = """
+import os, signal, time
+from contextlib import contextmanager
+import numpy as np
+from attnbench.errors import NotRunError
+from attnbench.inputs import make_weights
+from attnbench.interfaces import Facts, Probe, SUPPORTED, Support, numpy_dtype
+from attnbench.reference import reference_output
+
+class Session:
+    def __init__(self, owner, problem, settings):
+        self.owner, self.problem, self.out = owner, problem, None
+        self.weights = make_weights(problem, seed=settings.seed)
+
+    def bind(self, inputs):
+        inputs = {name: array.copy() for name, array in inputs.items()}
+        first = next(iter(inputs.values()))
+        keys = inputs[next(n for n in ("k", "context", "x") if n in inputs)].shape[-2]
+        keys += inputs["past_key"].shape[-2] if "past_key" in inputs else 0
+        p = self.problem.at(q_len=first.shape[-2], kv_len=keys, batch_size=first.shape[0])
+        self.out = None
+
+        def call():
+            out = reference_output(p, inputs, self.weights)
+            self.out = self.owner.spoil(p, inputs, out).astype(numpy_dtype(p.dtype))
+
+        return call
+
+    def outputs(self):
+        if self.out is None:
+            raise NotRunError("call first")
+        return self.out.copy()
+
+    def facts(self):
+        return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="unknown")
+
+class Right:
+    name = "right"
+    takes_artifact = False
+    opt_in = False
+    preload = ()
+    def spoil(self, problem, inputs, out):
+        return out
+    def probe(self):
+        return Probe(available=True, version="7")
+    def supports(self, problem, artifact):
+        return SUPPORTED
+    @contextmanager
+    def load(self, problem, artifact, settings):
+        yield Session(self, problem, settings)
+
+class Crasher(Right):
+    name = "crasher"
+    def spoil(self, problem, inputs, out):
+        if problem.mask == "bool_qk" and problem.part == "core":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return out
+
+class Hanger(Right):
+    name = "hanger"
+    def spoil(self, problem, inputs, out):
+        if problem.mask == "alibi":
+            time.sleep(1000)
+        return out
+
+class Wrong(Right):
+    name = "wrong"
+    def spoil(self, problem, inputs, out):
+        mask = inputs.get("mask")
+        if mask is not None and mask.dtype == bool:
+            shape = (problem.batch_size, problem.num_heads, problem.q_len, problem.kv_len)
+            dead = ~np.broadcast_to(mask, shape).any(-1)
+            if problem.part == "core":
+                mean = np.broadcast_to(inputs["v"].mean(-2, keepdims=True), out.shape)
+                out = np.where(dead[..., None], mean, out)
+        return out
+
+class Refuser(Right):
+    name = "refuser"
+    def supports(self, problem, artifact):
+        return Support(ok=False, reason="never")
+
+class Loader(Right):
+    name = "loader"
+    @contextmanager
+    def load(self, problem, artifact, settings):
+        raise RuntimeError("no kernel for this")
+        yield
+
+class Absent(Right):
+    name = "absent"
+    def probe(self):
+        return Probe(available=False, reason="no such library", fix="pip install it")
+
+class Checker(Right):
+    name = "checker"
+    checks_only = True
+"""
+NAMES = ("right", "crasher", "hanger", "wrong", "refuser", "loader", "absent", "checker")
+TOTAL = len(all_probes())
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        install = make_installer(tmp_path_factory.mktemp("plugins"), patch)
+        install(runtimes={n: f"conform_fakes:{n.capitalize()}" for n in NAMES}, modules={"conform_fakes": FAKES})
+        patch.setattr(conforming, "TIMEOUT_S", 4.0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def matrix(installed: None) -> Matrix:
+    return conform_run.conform(exporters=[], runtimes=NAMES, opsets=None, say=lambda text: None)
+
+
+def verdicts(matrix: Matrix, runtime: str) -> Counter[str]:
+    return Counter(cell.verdict for cell in matrix.cells if cell.arm.runtime == runtime)
+
+
+def test_every_probe_has_a_row_for_every_arm(matrix: Matrix) -> None:
+    assert len(matrix.cells) == TOTAL * len(NAMES)
+    assert len({(cell.probe, cell.arm) for cell in matrix.cells}) == len(matrix.cells)
+    assert all(cell.how for cell in matrix.cells if cell.verdict != "conforms")
+
+
+def test_a_right_runtime_conforms_everywhere(matrix: Matrix) -> None:
+    assert verdicts(matrix, "right") == {"conforms": TOTAL}
+
+
+def test_a_crash_costs_the_cells_of_the_probes_that_crash(matrix: Matrix) -> None:
+    refused = [cell for cell in matrix.cells if cell.arm.runtime == "crasher" and cell.verdict == "refuses"]
+    assert [cell.probe for cell in refused] == ["bool_qk uniform", "bool_qk poison", "bool_qk no key for a row"]
+    assert all("signal 11" in cell.how for cell in refused)
+    assert verdicts(matrix, "crasher") == {"conforms": TOTAL - 3, "refuses": 3}
+
+
+def test_a_hang_costs_one_cell(matrix: Matrix) -> None:
+    assert verdicts(matrix, "hanger") == {"conforms": TOTAL - 1, "refuses": 1}
+
+
+def test_a_wrong_answer_is_named_with_its_numbers(matrix: Matrix) -> None:
+    wrong = [cell for cell in matrix.cells if cell.arm.runtime == "wrong" and cell.verdict == "differs"]
+    assert {cell.how for cell in wrong} == {"mean of V instead of zeros"}
+    assert len(wrong) == 5  # a row of three masks, a sample of two
+    assert all(cell.error is not None and cell.expected == "0 0 0 0 ..." and cell.got for cell in wrong)
+    assert matrix.exit_code == 1
+
+
+def test_what_a_plugin_does_not_claim_is_unsupported_and_what_fails_is_refused(matrix: Matrix) -> None:
+    assert verdicts(matrix, "refuser") == {"unsupported": TOTAL}
+    assert verdicts(matrix, "loader") == {"refuses": TOTAL}
+    assert {c.how for c in matrix.cells if c.arm.runtime == "loader"} == {"RuntimeError: no kernel for this"}
+
+
+def test_an_unavailable_runtime_has_rows_that_say_what_to_do(matrix: Matrix) -> None:
+    assert verdicts(matrix, "absent") == {"unsupported": TOTAL}
+    assert {c.how for c in matrix.cells if c.arm.runtime == "absent"} == {
+        "absent is not available here: no such library; pip install it"
+    }
+
+
+def test_nothing_that_runs_is_exit_code_three(installed: None) -> None:
+    found = conform_run.conform(exporters=[], runtimes=["absent", "refuser"], opsets=None, say=lambda text: None)
+    assert found.exit_code == 3
+
+
+def test_versions_and_the_lack_of_onnx_cases_are_told(matrix: Matrix) -> None:
+    assert matrix.versions["right"] == "7"
+    assert "absent" not in matrix.versions
+    assert matrix.notices == ["no cases of the onnx package were run: no runtime of the selection takes files"]
+
+
+def run_bench(path: Path, *names: str, **fields: Any) -> dict[str, tuple[str, str]]:
+    settings: dict[str, Any] = {
+        "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "right",
+        "runtimes": ("right", *names), "time_budget_s": 15.0, "timeout_s": 5.0, "threads": 1, **fields,
+    }  # fmt: skip
+    prepared = runner.prepare(validate(settings, where="test"))
+    runner.run(prepared, RunDirectory.create(path), command="test", progress=Silent())
+    records, _ = RunDirectory.open(path).read()
+    return {record.arm: (record.status, record.reason) for record in records}
+
+
+def test_a_runtime_for_checks_is_not_timed(installed: None, tmp_path: Path) -> None:
+    found = run_bench(tmp_path / "run", "checker")
+    assert found["checker"] == ("unsupported", "checker is checked by attnbench conform, never timed")
+    assert found["right"][0] == "ok"
