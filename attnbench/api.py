@@ -172,6 +172,7 @@ def bench(
     require: Sequence[str] | None = None,
     oom_skip: bool | None = None,
     refine: bool | None = None,
+    stress: bool | None = None,
     memory_budget_bytes: int | None = None,
     measure_frontier: bool | None = None,
     progress: Progress | None = None,

@@ -144,6 +144,7 @@ def bench(
         str | None, single("--memory-budget", help="Report the longest T in it.", metavar="8GiB")
     ] = None,
     measure_frontier: Annotated[bool, switch("--measure-frontier", help="Find that T by trying.")] = False,
+    stress: Annotated[bool, switch("--stress", help="Check on inputs that are hard to compute with, too.")] = False,
     dry_run: Annotated[bool, switch("--dry-run", help="Print the plan and stop.")] = False,
     out: Annotated[
         str | None, single("-o", "--out", help="New folder.", metavar="DIR", panel=WHERE, default="results/SWEEP-DATE")

@@ -303,6 +303,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "seed": None if seed is None else parse_int("--seed", seed, minimum=0, example="0"),
         "require": parse_arms("--require", params["require"]),
         "refine": params["refine"] or None,
+        "stress": params["stress"] or None,
         "memory_budget_bytes": parse_size("--memory-budget", params["memory_budget"]),
         "measure_frontier": params["measure_frontier"] or None,
         "oom_skip": False if params["no_oom_skip"] else None,

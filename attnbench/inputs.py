@@ -14,6 +14,9 @@ from attnbench.interfaces import Array, numpy_dtype
 from attnbench.problem import MASK_NAME, Problem
 
 INPUT_CLASSES = ("normal", "peaked")
+# Inputs that are hard to compute with; `stress_classes` says which a problem has.
+LOGIT_SCALES = {"logits_x8": 8, "logits_x64": 64, "logits_x1024": 1024}  # the last makes rows one-hot
+STRESS_CLASSES = (*LOGIT_SCALES, "near_ties", "long_tail", "masked_rows")
 WEIGHT_NAMES = ("w_q", "w_k", "w_v", "w_o")
 
 # The spread of the logits is the product of the factors of q and k: 1 for `normal`, 4 for `peaked`. In a block q and k
@@ -28,7 +31,10 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
     Args:
         problem: gives the names, shapes and dtype.
         seed: any whole number.
-        input_class: `normal`, N(0, 1): with `make_weights` the logits have spread 1; `peaked`: spread 4.
+        input_class: `normal`, N(0, 1): with `make_weights` the logits have spread 1; `peaked`: spread 4; or of
+            STRESS_CLASSES: `logits_xN`: spread N; `near_ties`: keys that differ by 2^-6 of their size; `long_tail`:
+            log-normal sizes; `masked_rows`: no key for the first query (the first item, if all its queries share a
+            mask).
 
     Returns:
         name -> array, as in `problem.input_shapes()`.
@@ -36,16 +42,47 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
     Raises:
         InputError: an unknown input class.
     """
-    if input_class not in INPUT_CLASSES:
-        raise InputError(f"input_class must be one of {', '.join(INPUT_CLASSES)}; got {input_class!r}")
+    known = (*INPUT_CLASSES, *stress_classes(problem))
+    if input_class not in known:
+        raise InputError(f"input_class must be one of {', '.join(known)} for this problem; got {input_class!r}")
     inputs = {}
     for name, shape in problem.input_shapes().items():
         if name == MASK_NAME:
             inputs[name] = make_mask(problem, shape, seed=seed)
+            if input_class == "masked_rows":
+                inputs[name][(..., 0, slice(None)) if inputs[name].shape[-2] > 1 else 0] = False
             continue
-        factor = _PEAKED_FACTOR if input_class == "peaked" and name != "v" else 1.0
-        inputs[name] = normal_array(seed, name, shape, dtype=problem.dtype, std=factor)
+        values = normal_array(seed, name, shape, dtype=problem.dtype, std=_factor(problem, input_class, name))
+        inputs[name] = _hardened(values, input_class, seed, name)
     return inputs
+
+
+def stress_classes(problem: Problem) -> tuple[str, ...]:
+    """The stress classes that a problem has: rows can be masked wholly only where the mask is a boolean tensor."""
+    form = problem.masking.form
+    has_rows = form is not None and form.is_bool
+    return tuple(name for name in STRESS_CLASSES if has_rows or name != "masked_rows")
+
+
+def _factor(problem: Problem, input_class: str, name: str) -> float:
+    """The spread of an input: the logits have the product of those of queries and keys."""
+    if input_class == "peaked":
+        return 1.0 if name == "v" else _PEAKED_FACTOR
+    scale = LOGIT_SCALES.get(input_class, 1)
+    if name in ("x", "past_key"):  # queries and keys come from it, or meet it
+        return math.sqrt(scale)
+    return float(scale) if name in ("q", "query") else 1.0
+
+
+def _hardened(values: Array, input_class: str, seed: int, name: str) -> Array:
+    """The normal values of an input (..., T, n) made near ties or long tails, rounded again."""
+    if input_class == "near_ties" and name in ("k", "x", "context", "past_key"):
+        common = values[..., :1, :].astype(np.float32)
+        return np.asarray((common + values.astype(np.float32) * 2.0**-6).astype(values.dtype))
+    if input_class == "long_tail":
+        sizes = np.exp(named_generator(seed, f"{name} sizes").standard_normal(values.shape, dtype=np.float32))
+        return np.asarray((values.astype(np.float32) * sizes).astype(values.dtype))
+    return values
 
 
 def make_mask(problem: Problem, shape: tuple[int, ...], *, seed: int) -> Array:

@@ -16,6 +16,7 @@ from attnbench.report.advise_text import advice_section
 from attnbench.report.error_text import error_section
 from attnbench.report.rounds import Sources, samples_folder
 from attnbench.report.sections import Section, Table
+from attnbench.report.stress_text import stress_section
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_number, fmt_percent, fmt_ratio
 
 MAX_PANELS = 12  # the report shows the charts with the most rows; open_run(...).laws() has all
@@ -50,6 +51,7 @@ def decisions(
         _frontier_section(shown, laws, manifest, budgets, several),
         _bounds_section(shown, laws, bandwidth, manifest, several),
         error_section(shown, lambda panel: panel_name(panel, several)),
+        stress_section(shown, lambda panel: panel_name(panel, several)),
     ]
     return [
         Section(id=s.id, title=s.title, intro=s.intro, lines=[*s.lines, *left_out], tables=s.tables)

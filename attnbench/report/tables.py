@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SAMPLE_COLUMNS = ("case_id", "replica", "round", "sample", "latency_ns")
-_JSON_COLUMNS = frozenset({"empty_reasons", "facts"})
+_JSON_COLUMNS = frozenset({"empty_reasons", "facts", "stress"})
 _SAMPLE_BATCH_ROWS = 1 << 18
 
 
 def column_kind(column: str) -> type:
     """int, float, bool or str; what is not a scalar is kept as text (`flags`: `a;b`, the rest: JSON)."""
+    if column in _JSON_COLUMNS:
+        return str
     annotation = Record.model_fields[column].annotation
     for kind in (bool, int, float):
         if kind is annotation or kind in get_args(annotation):

@@ -47,6 +47,8 @@ class Case:
     eager_error: float | None = None  # of the normal class
     determinism: dict[str, bool | None] = field(default_factory=dict)  # property -> answer
     determinism_reasons: dict[str, str] = field(default_factory=dict)  # why an answer is None
+    stress: dict[str, float] = field(default_factory=dict)  # class of inputs -> measured / allowed
+    stress_reason: str = "--stress was not asked"  # why there is none
     facts: dict[str, Any] = field(default_factory=dict)
     lane: Lane | None = None
     load_ms: float | None = None

@@ -21,7 +21,7 @@ DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
 DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
-_SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier", "bias"})
+_SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier", "bias", "stress"})
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
 
@@ -61,6 +61,7 @@ class Sweep(BaseModel):
     refine: bool = False
     memory_budget_bytes: int | None = None
     measure_frontier: bool = False
+    stress: bool = False
 
     @field_validator(
         *("part", "variants", "seq_lens", "kv_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),

@@ -19,6 +19,7 @@ from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import Samples
+from attnbench.sweep.stress import Stress
 from attnbench.sweep.workers import Worker
 
 LONG_CALL_NS = 200_000_000
@@ -35,6 +36,7 @@ class Group:
     cases: list[Case] = field(default_factory=list)
     lanes: list[rounds.Lane] = field(default_factory=list)
     judges: dict[str, Any] = field(default_factory=dict)
+    stress: Stress | None = None  # where it was asked
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent, by phase
 
     def run(self, budget_s: float) -> tuple[list[Record], Samples]:
@@ -103,6 +105,8 @@ class Group:
             for case in self.cases:
                 case.fail(err, "no reference, so nothing can be judged")
             return
+        if self.bench.sweep.stress:
+            self.stress = Stress(self.bench, self.problem)
         for case in self.cases:
             case.limits = {name: limits_of(self.problem, judge, name) for name, judge in self.judges.items()}
             case.floor = self.judges["normal"]["floor"]
@@ -129,6 +133,8 @@ class Group:
             if replica == 0:
                 self._check(case, worker, ("peaked",))
                 self._ask_determinism(case, worker)
+                if self.stress is not None:
+                    self.stress.ask(case, worker)
             took_ns = self._check(case, worker, ("normal",))
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)

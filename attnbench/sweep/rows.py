@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnbench import __version__
+from attnbench.inputs import LOGIT_SCALES
 from attnbench.measure import roofline
 from attnbench.measure import statistics as stats
 from attnbench.problem import Problem
@@ -111,7 +112,7 @@ def _facts(case: Case) -> dict[str, Any]:
 def _numerics(case: Case) -> dict[str, Any]:
     found = case.agreements.get("normal")
     peaked = case.agreements.get("peaked")
-    fields: dict[str, Any] = {**case.determinism}
+    fields: dict[str, Any] = {**case.determinism, **_stress(case)}
     if peaked is not None:
         fields |= {
             "peaked_worst_row_rel_err": peaked.worst_row_rel_err,
@@ -135,6 +136,11 @@ def _numerics(case: Case) -> dict[str, Any]:
         "error_rows": found.rows,
         "output_rows": rows_per_position * case.problem.q_len,
     }
+
+
+def _stress(case: Case) -> dict[str, Any]:
+    outside = [scale for name, scale in LOGIT_SCALES.items() if not case.stress.get(name, 0.0) <= 1.0]
+    return {"stress": case.stress, "first_logit_scale_outside": min(outside, default=None)}
 
 
 def _memory(case: Case) -> dict[str, Any]:
@@ -195,6 +201,8 @@ def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
             reason = case.memory_reason
         elif column.startswith("speedup"):
             reason = _why_no_ratio(case)
+        elif column == "first_logit_scale_outside" and not case.stress:
+            reason = case.stress_reason
         reason = case.determinism_reasons.get(column, reason)
         reasons[column] = reason
     return reasons
@@ -249,6 +257,7 @@ _WHY_EMPTY = {
     "bitwise_repeatable": "not checked",
     "batch_invariant": "not checked",
     "prefix_invariant": "not checked",
+    "first_logit_scale_outside": "inside the band at every scale tried",
     "gflops_per_s": "not timed",
     "peak_fraction": "not timed, or the machine peak of this dtype is not known",
     "gbytes_per_s": "not timed",

@@ -1,0 +1,116 @@
+"""Hard inputs are what they are called, and what leaves the band is told without failing."""
+
+import math
+
+import numpy as np
+import pytest
+
+from attnbench.errors import InputError
+from attnbench.inputs import LOGIT_SCALES, STRESS_CLASSES, make_inputs, make_weights, stress_classes
+from attnbench.measure import numerics
+from attnbench.problem import Problem
+from attnbench.report.stress_text import stress_section
+from attnbench.report.tables import column_kind, flat_row
+from attnbench.sweep import rows
+from attnbench.sweep.bench import limits_of
+from attnbench.sweep.cases import Case
+from attnbench.sweep.grid import Arm
+from tests.analysis.synthetic import only_panel
+from tests.report.conftest import make_problems, make_record
+
+CORE = Problem.make(part="core", variant="cross", seq_len=64, kv_len=64, num_heads=4)
+MASKED = Problem.make(part="core", variant="cross", seq_len=8, kv_len=6, batch_size=2, mask="bool_b1qk", num_heads=2)
+PADDED = Problem.make(part="core", variant="cross", seq_len=8, kv_len=6, batch_size=2, mask="key_padding", num_heads=2)
+
+
+def _logits(problem: Problem, input_class: str) -> np.ndarray:
+    inputs = {n: a.astype(np.float64) for n, a in make_inputs(problem, input_class=input_class).items()}
+    if problem.part == "core":
+        q, k = inputs["q"], inputs["k"]
+    else:
+        weights = make_weights(problem)
+        query = inputs.get("query", inputs.get("x"))
+        context = inputs.get("context", inputs.get("x"))
+        q, k = (
+            (x @ weights[w].astype(np.float64)).reshape(1, -1, problem.num_heads, problem.head_dim).swapaxes(1, 2)
+            for x, w in ((query, "w_q"), (context, "w_k"))
+        )
+    return q @ k.swapaxes(-1, -2) * problem.scale
+
+
+@pytest.mark.parametrize("problem", [CORE, Problem.make(seq_len=64), Problem.make(variant="cross", seq_len=64)])
+@pytest.mark.parametrize("input_class", LOGIT_SCALES)
+def test_logits_have_the_spread_of_their_class(problem: Problem, input_class: str) -> None:
+    assert _logits(problem, input_class).std() == pytest.approx(LOGIT_SCALES[input_class], rel=0.1)
+
+
+def test_near_ties_are_as_close_as_their_keys() -> None:
+    scores = _logits(CORE, "near_ties")  # of one query: spread 2^-6
+    assert (scores - scores.mean(-1, keepdims=True)).std() == pytest.approx(2.0**-6, rel=0.1)
+
+
+def test_rows_that_are_one_hot_have_one_weight() -> None:
+    scores = _logits(CORE, "logits_x1024")
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    assert np.median((weights / weights.sum(-1, keepdims=True)).max(-1)) > 0.999
+
+
+def test_long_tails_reach_farther_than_normal_numbers() -> None:
+    q = make_inputs(CORE, input_class="long_tail")["q"]
+    assert np.abs(q).max() / np.abs(q).std() > 10  # 16,384 normal numbers reach 4.2
+
+
+def test_masked_rows_leave_the_first_query_or_the_first_item_without_a_key() -> None:
+    mask = make_inputs(MASKED, input_class="masked_rows")["mask"]  # (2, 1, 8, 6)
+    assert not mask[:, :, 0].any()
+    assert mask[:, :, 1:, 0].all()
+    padding = make_inputs(PADDED, input_class="masked_rows")["mask"]  # (2, 1, 1, 6)
+    assert not padding[0].any()
+    assert padding[1, ..., 0].all()
+
+
+def test_rows_are_masked_only_where_the_mask_is_a_boolean_tensor() -> None:
+    assert stress_classes(MASKED) == STRESS_CLASSES
+    assert "masked_rows" not in stress_classes(CORE)
+    with pytest.raises(InputError, match="for this problem; got 'masked_rows'"):
+        make_inputs(CORE, input_class="masked_rows")
+
+
+def test_stress_is_held_to_the_band_of_peaked_inputs() -> None:
+    judge = {"floor": 0.0, "eager": {"worst_row_rel_err": 9.0}}
+    ceiling = numerics.tolerances()["core", "fp32", "peaked"].ceiling
+    assert limits_of(CORE, judge, "logits_x1024").worst_row == ceiling
+
+
+@pytest.mark.parametrize(
+    ("parts", "first"),
+    [
+        ({"logits_x8": 0.3, "logits_x64": 0.9, "logits_x1024": 0.99}, None),
+        ({"logits_x8": 0.3, "logits_x64": 1.01, "logits_x1024": 7.0}, 64),
+        ({"logits_x8": math.inf, "logits_x64": 0.5, "logits_x1024": 7.0}, 8),
+    ],
+)
+def test_the_first_scale_outside_the_band_is_told_and_an_empty_cell_has_its_reason(parts, first) -> None:
+    case = Case(problem=CORE, arm=Arm(exporter="torch", runtime="torch-sdpa"), status="ok", stress=parts)
+    fields = rows._stress(case)
+    assert fields["first_logit_scale_outside"] == first
+    reason = rows.empty_reasons(case, fields).get("first_logit_scale_outside")
+    assert reason == (None if first else "inside the band at every scale tried")
+    case.stress = {}
+    assert rows.empty_reasons(case, rows._stress(case))["first_logit_scale_outside"] == "--stress was not asked"
+
+
+def test_the_section_tells_the_worst_part_and_where() -> None:
+    records = [
+        make_record(p, "torch-sdpa", stress={"logits_x8": p.q_len / 200, "near_ties": 0.1}, first_logit_scale_outside=8)
+        for p in make_problems(("self",), (128, 256))
+    ]
+    (table,) = stress_section([only_panel(records)], lambda p: p.title()).tables
+    assert list(table.head) == ["arm", "logits x 8", "near ties", "first scale outside"]
+    assert list(table.rows[0]) == ["torch-sdpa", "1.3 at T = 256", "0.10 at T = 256", "x 8"]
+
+
+def test_the_parts_are_json_in_tables() -> None:
+    record = make_record(CORE, "torch-sdpa", stress={"near_ties": 0.5})
+    assert column_kind("stress") is str
+    assert '{"near_ties": 0.5}' in flat_row(record)
