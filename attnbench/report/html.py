@@ -31,7 +31,7 @@ _SECTION_NAMES = (
 _VERDICT_MARKS = {"faster": "▲ faster", "slower": "▼ slower", "same": "= same", "ambiguous": "? ambiguous"}
 _TABLE_HEAD = (
     "arm", "part", "variant", "dtype", "batch", "heads", "q_len", "kv_len", "status", "ms", "interval", "speed-up",
-    "verdict", "peak memory", "worst row error", "allowed", "kernel", "flags", "reason",
+    "verdict", "peak memory", "worst row error", "allowed", "kernel", "flags", "reason", "case",
 )  # fmt: skip
 
 
@@ -193,6 +193,7 @@ def _table_row(r: Record) -> list[str]:
         text.fmt_interval(r.latency_ms_ci_low, r.latency_ms_ci_high), text.fmt_ratio(r.speedup_vs_baseline),
         r.verdict or "", text.fmt_bytes(peak_bytes(r)), text.fmt_error(r.worst_row_rel_err),
         text.fmt_error(r.worst_row_limit), r.attention_kernel or "", ", ".join(r.flags), r.reason,
+        r.case_id,
     ]  # fmt: skip
 
 

@@ -1,13 +1,15 @@
 """What the page's scripts know: a small part that every filter needs at once, and columns of figures, packed."""
 
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes, score_bytes, series_names
 from attnbench.records import Record
-from attnbench.report.merged import manifest_of
+from attnbench.report.merged import folder_of, manifest_of
 from attnbench.report.page_laws import laws_of
 from attnbench.report.page_pack import compact_json, packed, plotly_source, script_json
 from attnbench.report.page_samples import PageSamples, read_samples
@@ -103,18 +105,32 @@ def make_explorer(
         "panel": [places[id(r)].panel for r in ordered],
         "arm": [arm_numbers[places[id(r)].series] for r in ordered],
     }
+    folders = [_folder(sources, manifest, panel.records[0].run_id) for panel in panels]
     return Explorer(
-        meta=script_json({**_names(panels, styles), "rows": rows}), data=packed(compact_json(data)),
+        meta=script_json({**_names(panels, styles, folders), "rows": rows}), data=packed(compact_json(data)),
         samples=packed(compact_json(samples.as_dict())), plotly=plotly, arm_numbers=arm_numbers,
         problems=(*samples.problems, *problems),
     )  # fmt: skip
 
 
-def _names(panels: Sequence[Panel], styles: Mapping[str, ArmStyle]) -> dict[str, Any]:
+def _folder(sources: Sources, manifest: Mapping[str, Any], run_id: str) -> str:
+    """A run's folder as a command wants it, quoted: from where the results are."""
+    if isinstance(sources, Path):
+        place = sources.absolute()
+        folder = f"results/{place.name}" if place.parent.name == "results" else place.name
+    else:
+        folder = folder_of(manifest, run_id, "RUN")
+    return shlex.quote(folder)
+
+
+def _names(panels: Sequence[Panel], styles: Mapping[str, ArmStyle], folders: Sequence[str]) -> dict[str, Any]:
     """What charts and arms are called and look like, and what filters can choose."""
     return {
         "dimensions": _dimensions(panels),
-        "panels": [{"facet": p.facet.title(), "title": p.title(), "x": p.x_label} for p in panels],
+        "panels": [
+            {"facet": p.facet.title(), "title": p.title(), "x": p.x_label, "folder": printable(folder)}
+            for p, folder in zip(panels, folders, strict=True)
+        ],
         "arms": [
             {"name": printable(arm), "short": printable(short_arm(arm)), "hue": style.hue, "dash": style.dash,
              "marker": style.marker}
@@ -179,6 +195,7 @@ def _columns(ordered: Sequence[Record], places: Mapping[int, Place]) -> dict[str
     columns: dict[str, Any] = {name: [_rounded(get(r)) for r in ordered] for name, get, _ in _FIGURES}
     columns |= {name: [_rounded(get(r)) for r in ordered] for name, get in _BESIDE}
     columns["x"] = [getattr(r, places[id(r)].x_name) for r in ordered]
+    columns["case"] = [r.case_id for r in ordered]
     columns["base"] = [int(r.arm == r.baseline_arm) for r in ordered]
     columns["fastest"] = [int(r.fastest or False) for r in ordered]
     for name, get_text in _TEXTS:

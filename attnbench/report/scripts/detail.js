@@ -3,6 +3,7 @@
   const { $, el, meta, state, change, chart, style } = page;
   const dialog = $("detail"), title = $("detail-title"), pickPanel = $("detail-panel"), pickX = $("detail-x");
   const facts = $("detail-facts"), plot = $("detail-samples"), words = $("detail-words"), visitsTable = $("detail-visits");
+  const commands = $("detail-commands");
   const lawPlot = $("detail-law"), lawWords = $("detail-law-words");
   let samples = null;
 
@@ -44,9 +45,26 @@
     pickX.replaceChildren(...of.map((n) => el("option", { value: page.data.x[n], text: page.data.x[n].toLocaleString("en"), selected: page.data.x[n] === x })));
     $("detail-x-label").textContent = meta.panels[panel].x;
     facts.replaceChildren(page.factList(i));
+    commands.replaceChildren(command("as a zip to paste upstream", "repro", i), command("in sentences", "explain", i));
     await showSamples(i);
     await showLaw(arm, panel, of);
     dialog.dataset.shown = `${arm} ${panel} ${x}`;
+  }
+
+  /** A command about this case, with a button that copies it. */
+  function command(what, name, i) {
+    const text = `attnbench ${name} ${meta.panels[meta.rows.panel[i]].folder} ${page.data.case[i]}`, line = el("code", { text });
+    const copy = el("button", { type: "button", text: "Copy", "aria-label": `Copy: ${text}` });
+    copy.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text);
+        copy.textContent = "Copied";
+      } catch {  // no clipboard here: the words are marked, for the keyboard
+        getSelection().selectAllChildren(line);
+        copy.textContent = "Marked";
+      }
+    });
+    return el("p", { class: "command" }, el("span", { class: "muted", text: what }), line, copy);
   }
 
   // ---- samples

@@ -1,5 +1,7 @@
 """Charts, their points and the close-up of an arm, in a real browser; `visit` fails when one complains or fetches."""
 
+import re
+
 import pytest
 
 from tests.report.browser.steps import drawn, shown, until
@@ -290,3 +292,16 @@ def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_rep
     assert page.inner_text("#shown") == "100 of 2,000 cases"
     assert plot(page, "data.length") == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_case_has_its_commands_to_copy(visit, wide):
+    page = visit(wide)
+    page.locator("#legend-list .arm").first.click()
+    page.wait_for_selector("#detail[data-shown]")
+    commands = page.locator("#detail-commands code").all_inner_texts()
+    case = commands[0].split()[-1]
+    assert [line.split()[:2] for line in commands] == [["attnbench", "repro"], ["attnbench", "explain"]]
+    assert re.fullmatch("[0-9a-f]{12}", case)
+    assert case in page.locator("#all tbody tr td:last-child, #all tbody tr td").all_inner_texts()
+    page.locator("#detail-commands button").first.click()
+    until(page, "['Copied', 'Marked'].includes(document.querySelector('#detail-commands button').textContent)")
