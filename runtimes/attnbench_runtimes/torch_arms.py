@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attnbench.errors import ReadBackError, UnavailableError
+from attnbench.errors import ReadBackError, UnavailableError, UnsupportedError
 from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
 from attnbench.problem import Problem
@@ -26,6 +26,9 @@ _KERNELS = {
     "aten::_scaled_dot_product_efficient_attention": "efficient",
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
 }
+# Which kernel SDPA is pinned to; without it SDPA chooses.
+BACKEND_OPTION = "backend"
+_BACKENDS = {"flash": "FLASH_ATTENTION", "math": "MATH", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 _SOFTMAX = "aten::_softmax"  # attention written out: its score matrix is a tensor
 _EAGER_PROFILE_LEN = 64  # the eager code takes the same path at every length, so a short one proves it
 
@@ -68,11 +71,11 @@ class TorchRuntime:
         """
         import torch
 
-        binding.refuse_options(settings, self.name)
+        binding.refuse_options(settings, self.name, (BACKEND_OPTION,) if self.attention == "sdpa" else ())
         set_threads(settings.threads)
         check_matmul_precision()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), _pinned(settings.options.get(BACKEND_OPTION)):
                 yield TorchSession(self, problem, settings)
         finally:
             if self.compiled:
@@ -112,6 +115,22 @@ class TorchCompile(TorchRuntime):
             reason = f"torch.compile needs the headers of Python, {header} is missing"
             return Probe(available=False, version=probe.version, reason=reason, fix="apt install python3-dev")
         return probe
+
+
+def _pinned(backend: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Pin SDPA to a kernel while the module is held; None: it chooses.
+
+    Raises:
+        UnsupportedError: no such kernel.
+    """
+    if backend is None:
+        return contextlib.nullcontext()
+    if backend not in _BACKENDS:
+        raise UnsupportedError(f"{BACKEND_OPTION} is one of {', '.join(_BACKENDS)}, got {backend!r}")
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    pin: contextlib.AbstractContextManager[Any] = sdpa_kernel(getattr(SDPBackend, _BACKENDS[backend]))
+    return pin
 
 
 def set_threads(threads: int) -> None:
@@ -169,6 +188,7 @@ class TorchSession:
         from attnbench.torch_model import build_module
 
         self._runtime, self._problem, self._threads = runtime, problem, settings.threads
+        self._backend = settings.options.get(BACKEND_OPTION)
         self._module = build_module(problem, seed=settings.seed, attention=runtime.attention)
         self._run: Callable[..., Any] = self._module
         self._tensors: tuple[Any, ...] = ()
@@ -221,6 +241,9 @@ class TorchSession:
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
+                if self._backend is not None and "No available kernel" in str(err):
+                    words = f"SDPA was pinned to {self._backend}, torch has no such kernel for {self._problem.label()}"
+                    raise UnsupportedError(words) from err
                 raise
 
         return call
@@ -240,7 +263,7 @@ class TorchSession:
         """Threads and precision in force; the kernel from a profile of one more call, outside any timing.
 
         Raises:
-            ReadBackError: threads or matrix precision in force are not those asked.
+            ReadBackError: threads, matrix precision or the pinned kernel in force are not those asked.
         """
         import torch
 
@@ -249,10 +272,13 @@ class TorchSession:
         if self._kernel is None and self._tensors:
             self._kernel = self._profile()
         kernel, operators = self._kernel or (UNKNOWN, {})
+        if self._backend is not None and kernel not in (self._backend, UNKNOWN):
+            raise ReadBackError(f"kernel {self._backend} was asked, torch ran {kernel}: {operators}")
+        evidence = "profile" if self._backend is None else "pinned"
         return Facts(
             runtime_version=importlib.metadata.version("torch"), device="cpu", device_name=binding.cpu_name(),
             threads=torch.get_num_threads(), compute_precision=self._precision(), attention_kernel=kernel,
-            kernel_evidence="profile" if kernel != UNKNOWN else "", build_ms=self._build_ms,
+            kernel_evidence=evidence if kernel != UNKNOWN else "", build_ms=self._build_ms,
             detail={
                 "inter_op_threads": torch.get_num_interop_threads(), "float32_matmul_precision": allowed,
                 "profiled_operators": operators,
