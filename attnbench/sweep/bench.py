@@ -44,6 +44,7 @@ class Bench:
     servers: ForkServers
     run_id: str
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
+    meanings: dict[tuple[str, str], str] = field(default_factory=dict)  # arm, static key -> why it does not conform
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
     _references: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 

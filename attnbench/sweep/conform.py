@@ -13,7 +13,7 @@ from attnbench.probes import Probe
 from attnbench.problem import Problem
 from attnbench.sweep.bench import Bench, in_parallel, with_fix
 from attnbench.sweep.grid import TORCH
-from attnbench.sweep.workers import Worker
+from attnbench.sweep.workers import ReportedError, Worker
 
 Verdict = Literal["conforms", "differs", "refuses", "unsupported"]
 VERDICTS: tuple[Verdict, ...] = ("conforms", "differs", "refuses", "unsupported")
@@ -222,9 +222,11 @@ class Workers:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Forget the worker when it fails to answer."""
+        """Forget the worker when it dies or hangs; one that tells an error lives on."""
         try:
             yield
+        except ReportedError:
+            raise
         except WorkerError:
             self._worker = None
             self._stack.close()

@@ -17,6 +17,7 @@ from attnbench.sweep import rounds, rows, tasks
 from attnbench.sweep.bench import Bench, in_parallel, limits_of, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
+from attnbench.sweep.meaning import refuse_another_meaning
 from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import Samples
 from attnbench.sweep.stress import Stress
@@ -133,6 +134,7 @@ class Group:
             if replica == 0:
                 self._check(case, worker, ("peaked",))
                 self._ask_determinism(case, worker)
+                refuse_another_meaning(self.bench, case, worker)
                 if self.stress is not None:
                     self.stress.ask(case, worker)
             took_ns = self._check(case, worker, ("normal",))

@@ -113,8 +113,20 @@ class Absent(Right):
 class Checker(Right):
     name = "checker"
     checks_only = True
+
+class Leaker(Right):
+    # right on every mask that a bench draws; a sample without a key attends to all
+    name = "leaker"
+    def spoil(self, problem, inputs, out):
+        mask = inputs.get("mask")
+        dead = None if mask is None else ~mask.any((1, 2, 3))
+        if dead is not None and dead.any():
+            free = {**inputs, "mask": mask | dead[:, None, None, None]}
+            out[dead] = reference_output(problem, free, make_weights(problem))[dead]
+        return out
 """
 NAMES = ("right", "crasher", "hanger", "wrong", "refuser", "loader", "absent", "checker")
+BENCHED = (*NAMES, "leaker")
 TOTAL = len(all_probes())
 
 
@@ -122,7 +134,7 @@ TOTAL = len(all_probes())
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         install = make_installer(tmp_path_factory.mktemp("plugins"), patch)
-        install(runtimes={n: f"conform_fakes:{n.capitalize()}" for n in NAMES}, modules={"conform_fakes": FAKES})
+        install(runtimes={n: f"conform_fakes:{n.capitalize()}" for n in BENCHED}, modules={"conform_fakes": FAKES})
         patch.setattr(conforming, "TIMEOUT_S", 4.0)
         yield
 
@@ -204,3 +216,15 @@ def test_a_runtime_for_checks_is_not_timed(installed: None, tmp_path: Path) -> N
     found = run_bench(tmp_path / "run", "checker")
     assert found["checker"] == ("unsupported", "checker is checked by attnbench conform, never timed")
     assert found["right"][0] == "ok"
+
+
+def test_an_arm_that_does_not_conform_for_the_mask_is_not_ranked(installed: None, tmp_path: Path) -> None:
+    found = run_bench(tmp_path / "run", "leaker", masks=("key_padding",), batch_sizes=(2,))
+    status, reason = found["leaker"]
+    assert status == "mismatch"
+    assert reason.startswith("does not conform: keys leak: a query without a key attends to all (probe no_key_sample")
+    assert found["right"] == ("ok", "")
+
+
+def test_an_arm_is_not_held_to_masks_that_the_problem_does_not_use(installed: None, tmp_path: Path) -> None:
+    assert run_bench(tmp_path / "run", "leaker")["leaker"] == ("ok", "")

@@ -1,0 +1,35 @@
+"""Does an arm mean the same attention? The probes of a problem's features, before anything is timed."""
+
+from attnbench.probes import Probe, feature_probes
+from attnbench.sweep.bench import Bench
+from attnbench.sweep.cases import Case
+from attnbench.sweep.workers import ReportedError, Worker
+
+
+def refuse_another_meaning(bench: Bench, case: Case, worker: Worker) -> None:
+    """Decide `mismatch` where an arm does not conform for the mask, alignment or heads of the problem.
+
+    Asked once per arm and file: what a file means does not depend on T.
+
+    Raises:
+        AttnbenchError: the worker died or hung, or the runtime refuses in its own words.
+    """
+    key = (case.arm.label, case.problem.static_key())
+    if key not in bench.meanings:
+        faults = (_fault(worker, probe, bench.sweep.timeout_s) for probe in feature_probes(case.problem))
+        bench.meanings[key] = next(filter(None, faults), "")
+    if bench.meanings[key]:
+        case.decide("mismatch", f"does not conform: {bench.meanings[key]}")
+
+
+def _fault(worker: Worker, probe: Probe, timeout_s: float) -> str:
+    """What is wrong; empty where nothing is."""
+    where = f"probe {probe.name} at {probe.problem.label()}"
+    try:
+        found = worker.ask("probe", timeout_s=timeout_s, **probe.fields)
+    except ReportedError as err:
+        return f"{err} ({where})"
+    if found["ok"]:
+        return ""
+    numbers = f": {found['got']} where {found['expected']} is right" if found["got"] else ""
+    return f"{found['how']} ({where}{numbers})"
