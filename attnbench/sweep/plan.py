@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from attnbench.inputs import stress_classes
 from attnbench.measure import roofline, timing
 from attnbench.problem import DTYPE_BYTES, Problem
 from attnbench.sweep import rounds
@@ -18,6 +19,7 @@ EAGER_BYTES_PER_S = 4e9
 SCORE_MATRICES = {"torch-eager": 2.3, "torch-sdpa": 0.3}  # live at the peak
 OTHER_SCORE_MATRICES = 4.2
 WORKER_S = 0.1  # fork, load, bind
+STRESS_S = 0.15  # reference of one class of hard inputs at T <= 256, and a call of every arm
 EXPORT_S = 1.2
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
@@ -152,10 +154,11 @@ def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int
     checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + WORKER_S for c in calls) / at_once
     memory = sum(3.5 * c + WORKER_S for c in calls[: len(arms)])
     reference = 0.1 + 2 / at_once * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
+    stress = len(stress_classes(problem)) * (WORKER_S + STRESS_S) / at_once if sweep.stress else 0.0
     wanted = rounds.rounds_wanted(round_s)
     return GroupPlan(
         problem=problem,
-        overhead_s=checks + memory + reference,
+        overhead_s=checks + memory + reference + stress,
         round_s=round_s,
         min_timing_s=round_s * rounds.least_rounds(round_s),
         full_timing_s=round_s * wanted,

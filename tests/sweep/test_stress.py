@@ -114,3 +114,20 @@ def test_the_parts_are_json_in_tables() -> None:
     record = make_record(CORE, "torch-sdpa", stress={"near_ties": 0.5})
     assert column_kind("stress") is str
     assert '{"near_ties": 0.5}' in flat_row(record)
+
+
+@pytest.mark.slow
+def test_a_run_tells_the_parts_of_every_class_and_fails_nothing_for_them(tmp_path) -> None:
+    from attnbench import api
+
+    run = api.bench(
+        part=["core"], variants=["cross"], seq_lens=[1], kv_lens=[64], masks=["key_padding"], num_heads=[2],
+        runtimes=["torch-eager"], baseline="torch-eager", dtypes=["bf16"], stress=True, threads=1,
+        time_budget_s=12.0, out=tmp_path / "run",
+    )  # fmt: skip
+    (row,) = run.rows
+    assert row.status == "ok"
+    assert set(row.stress) == set(STRESS_CLASSES)
+    assert row.stress["near_ties"] <= 1.0
+    assert row.bitwise_repeatable is True
+    assert row.empty_reasons["prefix_invariant"].startswith("tokens see later ones")
