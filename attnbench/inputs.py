@@ -17,6 +17,7 @@ INPUT_CLASSES = ("normal", "peaked")
 # Inputs that are hard to compute with; `stress_classes` says which a problem has.
 LOGIT_SCALES = {"logits_x8": 8, "logits_x64": 64, "logits_x1024": 1024}  # the last makes rows one-hot
 STRESS_CLASSES = (*LOGIT_SCALES, "near_ties", "long_tail", "masked_rows")
+SMALL_LOGITS = frozenset({"near_ties", "masked_rows"})  # of spread 1 or less
 WEIGHT_NAMES = ("w_q", "w_k", "w_v", "w_o")
 
 # The spread of the logits is the product of the factors of q and k: 1 for `normal`, 4 for `peaked`. In a block q and k

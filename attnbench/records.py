@@ -117,7 +117,7 @@ class Record(BaseModel):
     batch_invariant: bool | None = None  # an item alone and in a batch of two
     prefix_invariant: bool | None = None  # the first tokens alone and before further ones
     # --stress: worst row / allowed by class of inputs (inputs.STRESS_CLASSES), at T <= 256 for many scores; above 1 is
-    # outside the band of `peaked`
+    # outside the band of `peaked` (near ties and masked rows: of `normal`)
     stress: dict[str, float] = {}
     first_logit_scale_outside: int | None = None  # the smallest spread of logits tried at which it leaves the band
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it

@@ -14,7 +14,7 @@ from attnbench.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from attnbench.inputs import INPUT_CLASSES
+from attnbench.inputs import INPUT_CLASSES, SMALL_LOGITS
 from attnbench.interfaces import Probe, Settings
 from attnbench.measure import numerics
 from attnbench.problem import Problem
@@ -279,9 +279,11 @@ def in_parallel(function: Callable[[T], None], items: Sequence[T], at_once: int)
 def limits_of(problem: Problem, judge: Mapping[str, Any], input_class: str) -> numerics.Limits:
     """What an output of this problem may differ by, from the judge's floor and torch eager's error.
 
-    Classes of stress are held to the band of `peaked`: the point is where an arm leaves it.
+    Classes of stress are held to the band of `peaked`, those with small logits to that of `normal`: the point is where
+    an arm leaves it.
     """
-    input_class = input_class if input_class in INPUT_CLASSES else "peaked"
+    if input_class not in INPUT_CLASSES:
+        input_class = "normal" if input_class in SMALL_LOGITS else "peaked"
     eager = judge["eager"]["worst_row_rel_err"]
     return numerics.limits(
         problem.dtype, judge["floor"], eager, part=problem.part, input_class=input_class,

@@ -1,4 +1,4 @@
-"""`bench --stress`: every arm on inputs that are hard to compute with, each held to the band of `peaked` inputs.
+"""`bench --stress`: every arm on inputs that are hard to compute with, each held to the band of `peaked` or `normal`.
 
 What leaves the band is told, not failed: a format with few digits has to leave it somewhere, and where is the question.
 """
