@@ -29,9 +29,9 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
             rows = [[arm, *(_worst(panel, records, c) for c in classes), _first(records)] for arm, records in asked]
             tables.append(Table(caption=name(panel), head=head, rows=rows))
     intro = (
-        "Error of the worst row over what is allowed for logits of spread 4 (near ties and masked rows: 1), the largest "
-        "over the lengths and where; above 1 is outside. Logits x N have spread N; x 1024 makes rows one-hot. Outside is "
-        "told, not failed: a format with few digits leaves its band somewhere, torch eager in the same dtype too."
+        "Error of the worst row over what is allowed for logits of spread 4 (near ties and masked rows: 1), the "
+        "largest over the lengths and where; above 1 is outside. Logits x N have spread N; x 1024 makes rows one-hot. "
+        "Outside is told, not failed: a format with few digits leaves its band somewhere, torch eager too."
     )
     return Section(id="stress", title="Under stress", intro=intro, tables=tables)
 
