@@ -146,7 +146,7 @@ def test_the_same_computation_without_a_fault_passes(caught, part, dtype, setup)
 
 
 def test_right_outputs_of_random_masks_and_heads_raise_no_false_alarm():
-    # 20 of the 1,000 seeds that `python -m tests.perf_numerics` judges in each dtype.
+    # 20 of the 1,000 seeds that `make perf-limits` judges in each dtype.
     runs = list(right_runs(range(20)))
     assert len(runs) == 20 * len(DTYPES) * 2
     alarms = [(r.problem.label(), r.arm, r.seed, r.agreement, r.limits) for r in runs if not r.ok]
