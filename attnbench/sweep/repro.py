@@ -5,7 +5,7 @@ import json
 import math
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class Reproduction:
     gain_limit: float | None
     found: str  # what was found, in a sentence
     versions: Mapping[str, Any]
+    inputs: Mapping[str, Array] | None = None  # None: drawn from the seed and the class
+    rows: Sequence[int] | None = None  # that are judged; None: as the judge of a run
 
 
 def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[str, Any]) -> Reproduction:
@@ -123,11 +125,13 @@ def write(what: Reproduction, target: Path) -> list[str]:
 
 
 def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
-    inputs = make_inputs(what.problem, seed=what.seed, input_class=what.input_class)
+    inputs = what.inputs
+    if inputs is None:
+        inputs = make_inputs(what.problem, seed=what.seed, input_class=what.input_class)
     weights = make_weights(what.problem, seed=what.seed)
     needed = weights if what.model is None else {}
     size = sum(array.nbytes for array in (*inputs.values(), *needed.values()))
-    case = _case(what, is_stored=size <= MAX_STORED_BYTES, weights=needed)
+    case = _case(what, is_stored=what.inputs is not None or size <= MAX_STORED_BYTES, weights=needed)
     yield "README.md", readme(what.found, case, what.model is not None).encode()
     yield "run.py", Path(repro_run.__file__).read_bytes()
     yield "case.json", _json(case)
@@ -138,7 +142,7 @@ def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
             yield "weights.npz", _npz(needed)
     else:
         _require_same(case, {"inputs": inputs, "weights": needed})
-    rows = _rows(what.problem)
+    rows = _rows(what.problem) if what.rows is None else np.array(what.rows)
     expected = reference_output(what.problem, inputs, weights, rows=rows)
     yield "expected.npz", _npz({"y": expected, "rows": rows})
     if what.model is not None:
@@ -161,7 +165,8 @@ def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) 
         "label": f"{p.label()}, H={p.num_heads} D={p.head_dim}, {what.input_class} inputs, seed {what.seed}",
         "arm": what.arm, "runtime": what.runtime, "threads": what.threads, "dtype": p.dtype, "part": p.part,
         "variant": p.variant, "mask": p.mask, "rule": mask.rule if mask.position else "", "window": mask.window,
-        "scale": p.scale, "value_map": p.value_map, "num_heads": p.num_heads, "num_kv_heads": p.num_kv_heads, "seed": what.seed,
+        "scale": p.scale, "value_map": p.value_map, "num_heads": p.num_heads,
+        "num_kv_heads": p.num_kv_heads, "seed": what.seed,
         "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",
         "stored": is_stored, "inputs": specs, "weights": {name: _weight(array, p) for name, array in weights.items()},
         "outputs": {name: list(shape) for name, shape in p.output_shapes().items()},
