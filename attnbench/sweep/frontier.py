@@ -1,14 +1,15 @@
 """The longest T that fits a memory budget, measured: bisection in workers that may die."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from attnbench.analysis.arm_laws import arm_laws
+from attnbench.analysis.arm_laws import arm_laws, memory_bytes
 from attnbench.analysis.frontier import Frontier, frontiers
-from attnbench.analysis.groups import make_panels
-from attnbench.errors import AttnbenchError
+from attnbench.analysis.groups import Panel, make_panels
+from attnbench.errors import AttnbenchError, ProblemError, WorkerTimeout
 from attnbench.measure import memory
 from attnbench.problem import Problem
 from attnbench.records import Record
@@ -22,6 +23,7 @@ GROW = 1.5
 MAX_PROBES = 14
 MAX_SEQ_LEN = 1 << 22
 MEMORY_SHARE = 0.9  # of what is free, for a probe where --memory-limit says nothing
+OUT_OF_TIME = "the time budget was spent"
 PATIENCE = 5  # times the timeout of a case: a probe calls up to six times
 
 
@@ -41,6 +43,7 @@ class Search:
     fails: int | None
     probes: list[dict[str, Any]] = field(default_factory=list)
     reason: str = ""  # of what fails, or why the search ended without it
+    out_of_time: bool = False  # more time would narrow it
 
     def run(self, try_at: Callable[[int], Outcome], guess: float, has_time: Callable[[], bool]) -> None:
         """Narrow the bracket until it is close, the probes are used up, or there is no time.
@@ -53,7 +56,7 @@ class Search:
         wanted = guess
         while len(self.probes) < MAX_PROBES and not self._is_close():
             if not has_time():
-                self.reason = self.reason or "the time budget was spent"
+                self.reason, self.out_of_time = self.reason or OUT_OF_TIME, True
                 return
             seq_len = self._inside(wanted)
             if seq_len is None:
@@ -62,13 +65,15 @@ class Search:
             outcome = try_at(seq_len)
             self.probes.append({"x": seq_len, "peak_bytes": outcome.peak_bytes, "reason": outcome.reason})
             if outcome.fits is None:
-                self.reason = f"at T = {seq_len:,}: {outcome.reason}"
+                self.reason, self.out_of_time = f"at T = {seq_len:,}: {outcome.reason}", outcome.reason == OUT_OF_TIME
                 return
             if outcome.fits:
                 self.fits = seq_len
             else:
                 self.fails, self.reason = seq_len, outcome.reason
             wanted = self._next(guess)
+        if not self._is_close():
+            self.reason = self.reason or f"{MAX_PROBES} lengths were tried"
 
     def _is_close(self) -> bool:
         if self.fits is None or self.fails is None:
@@ -100,16 +105,20 @@ def measure_frontiers(
     *,
     floor: float | None,
     done: Sequence[dict[str, Any]],
-    has_time: Callable[[], bool],
+    left_s: Callable[[], float | None],
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """A row per arm and chart, beside those that are done: how long T may get under the sweep's memory budget.
 
     The arm must have been right and its peak measured at some T. That long T are answered right is not checked.
+
+    Args:
+        done: rows of an interrupted run; those that lacked time go on from where they were.
+        left_s: seconds that are left, None: no limit. No probe is waited for any longer.
     """
     budget = bench.sweep.memory_budget_bytes
     assert budget is not None
-    finished = {(row["arm"], row["problem"]) for row in done}
+    before = {(row["arm"], row["problem"]): row for row in done}
     arms = {arm.label: arm for arm in bench.arms}
     for panel in make_panels(records):
         rule = kv_len_at(panel)
@@ -117,17 +126,35 @@ def measure_frontiers(
             continue
         for known in frontiers(panel, arm_laws(panel, floor), budget):
             example = problems[panel.records[0].problem_id]
-            name = f"{panel.facet.part} {panel.title()} {example.dtype} batch {example.batch_size}"
-            record = next((r for r in panel.row(known.arm) if r is not None), None)
-            if known.fits is None or record is None or (record.arm, name) in finished:
+            name = _name(panel, example)
+            record = next((r for r in panel.row(known.arm) if r is not None and _has_peak(r)), None)
+            earlier = before.get((record.arm, name)) if record is not None else None
+            if record is None or (earlier is not None and not earlier.get("out_of_time")):
                 continue
             say(f"longest T of {record.arm}, {name}")
-            search = Search(fits=known.fits, fails=known.fails)
-            search.run(_probe(bench, arms[record.arm], example, rule, budget), _guess(known), has_time)
+            bracket = earlier or {"fits": known.fits, "fails": known.fails}
+            search = Search(fits=bracket["fits"], fails=bracket["fails"])
+            search.run(
+                _probe(bench, arms[record.arm], example, rule, budget, left_s), _guess(known), lambda: _some(left_s())
+            )
             yield {
                 "arm": record.arm, "problem": name, "budget_bytes": budget, "fits": search.fits,
-                "fails": search.fails, "reason": search.reason, "probes": search.probes,
+                "fails": search.fails, "reason": search.reason, "out_of_time": search.out_of_time,
+                "probes": [*(earlier or {}).get("probes", ()), *search.probes],
             }  # fmt: skip
+
+
+def _name(panel: Panel, example: Problem) -> str:
+    heads = f"{example.num_heads} heads of {example.head_dim}"
+    return f"{panel.facet.part} {panel.title()} {example.dtype} batch {example.batch_size}, {heads}"
+
+
+def _has_peak(record: Record) -> bool:
+    return record.status == "ok" and memory_bytes(record) is not None
+
+
+def _some(left_s: float | None) -> bool:
+    return left_s is None or left_s > 0.0
 
 
 def _guess(known: Frontier) -> float:
@@ -138,24 +165,40 @@ def _guess(known: Frontier) -> float:
 
 
 def _probe(
-    bench: Bench, arm: Arm, example: Problem, rule: Callable[[int], int], budget_bytes: int
+    bench: Bench,
+    arm: Arm,
+    example: Problem,
+    rule: Callable[[int], int],
+    budget_bytes: int,
+    left_s: Callable[[], float | None],
 ) -> Callable[[int], Outcome]:
     """Measures one T of one arm in a fresh worker."""
     available = memory.available_memory_bytes()
     limit = bench.sweep.memory_limit_bytes or (None if available is None else int(available * MEMORY_SHARE))
-    timeout_s = bench.sweep.timeout_s * PATIENCE
+    patience_s = bench.sweep.timeout_s * PATIENCE
+    end_s = math.inf
+
+    def timeout_s() -> float:
+        return max(0.1, min(patience_s, end_s - time.monotonic()))
 
     def try_at(seq_len: int) -> Outcome:
-        problem = example.at(q_len=seq_len, kv_len=rule(seq_len))
+        nonlocal end_s
+        left = left_s()
+        end_s = math.inf if left is None else time.monotonic() + left
         try:
+            problem = example.at(q_len=seq_len, kv_len=rule(seq_len))
             exported = bench.exported(arm, problem)
             with bench.worker(bench.server("runtime", arm.runtime), arm.label, memory_limit_bytes=limit) as worker:
                 worker.ask(
-                    "load", timeout_s=timeout_s, runtime=arm.runtime, problem=problem.as_dict(),
+                    "load", timeout_s=timeout_s(), runtime=arm.runtime, problem=problem.as_dict(),
                     artifact=exported.artifact if exported else None, settings=bench.settings(), purpose="memory",
                 )  # fmt: skip
-                peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=problem.as_dict())
+                peak = worker.ask("measure_memory", timeout_s=timeout_s(), problem=problem.as_dict())
+        except ProblemError as err:
+            return Outcome(None, str(err))
         except AttnbenchError as err:
+            if isinstance(err, WorkerTimeout) and time.monotonic() >= end_s:
+                return Outcome(None, OUT_OF_TIME)
             status = status_of(err)
             fits = False if status in ("oom", "crashed") else None
             return Outcome(fits, f"{status}: {err}")
