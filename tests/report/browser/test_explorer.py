@@ -262,6 +262,23 @@ def test_a_browser_that_cannot_unpack_says_so_and_still_filters(visit, wide):
     assert not page.locator("#detail").is_visible()
 
 
+def test_a_report_written_without_plotly_says_so_and_keeps_the_rest(visit, make_report, lab, monkeypatch):
+    monkeypatch.setattr("attnbench.report.page_data.plotly_source", refuse)
+    page = visit(make_report(lab.default_records(["torch-sdpa"], variants=("self",), seq_lens=(128, 256)), figures=1))
+    assert "pip install plotly" in page.inner_text("#explorer-note")
+    page.locator("#filters .menu summary").click()
+    page.locator("#filters").get_by_label("torch-sdpa").uncheck()
+    assert shown(page, "#all tbody tr") == 0
+    page.click("#reset")
+    open_arm(page, "torch-sdpa")
+    assert "20 rounds" in page.inner_text("#detail-words")
+    assert not page.locator("#detail-samples").is_visible()
+
+
+def refuse():
+    raise ImportError("plotly is not installed", name="plotly")
+
+
 def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_report, lab):
     arms = [*lab.ARMS, *(f"my-runtime-{i}" for i in range(8))]
     records = [
