@@ -114,34 +114,70 @@ def measure_frontiers(
 
     Args:
         done: rows of an interrupted run; those that lacked time go on from where they were.
-        left_s: seconds that are left, None: no limit. No probe is waited for any longer.
+        left_s: seconds that are left, None: no limit; each search has an equal part of them, and waits no longer.
     """
     budget = bench.sweep.memory_budget_bytes
     assert budget is not None
-    before = {(row["arm"], row["problem"]): row for row in done}
     arms = {arm.label: arm for arm in bench.arms}
+    wanted = list(_wanted(records, problems, floor, budget, done))
+    for i, one in enumerate(wanted):
+        say(f"longest T of {one.arm}, {one.name}")
+        share_s = _share(left_s, len(wanted) - i)
+        search = Search(fits=one.fits, fails=one.fails)
+        search.run(_probe(bench, arms[one.arm], one.example, one.rule, budget, share_s), one.guess, _has(share_s))
+        yield {
+            "arm": one.arm, "problem": one.name, "budget_bytes": budget, "fits": search.fits, "fails": search.fails,
+            "reason": search.reason, "out_of_time": search.out_of_time, "probes": [*one.probes, *search.probes],
+        }  # fmt: skip
+
+
+class _Wanted(NamedTuple):
+    """A search that is to be made."""
+
+    arm: str
+    name: str  # of the problem
+    example: Problem
+    rule: Callable[[int], int]
+    guess: float
+    fits: int | None
+    fails: int | None
+    probes: Sequence[dict[str, Any]]  # made before
+
+
+def _wanted(
+    records: list[Record],
+    problems: dict[str, Problem],
+    floor: float | None,
+    budget_bytes: int,
+    done: Sequence[dict[str, Any]],
+) -> Iterator[_Wanted]:
+    before = {(row["arm"], row["problem"]): row for row in done}
     for panel in make_panels(records):
         rule = kv_len_at(panel)
         if rule is None:
             continue
-        for known in frontiers(panel, arm_laws(panel, floor), budget):
+        for known in frontiers(panel, arm_laws(panel, floor), budget_bytes):
             example = problems[panel.records[0].problem_id]
             name = _name(panel, example)
             record = next((r for r in panel.row(known.arm) if r is not None and _has_peak(r)), None)
-            earlier = before.get((record.arm, name)) if record is not None else None
-            if record is None or (earlier is not None and not earlier.get("out_of_time")):
+            if record is None:
                 continue
-            say(f"longest T of {record.arm}, {name}")
-            bracket = earlier or {"fits": known.fits, "fails": known.fails}
-            search = Search(fits=bracket["fits"], fails=bracket["fails"])
-            search.run(
-                _probe(bench, arms[record.arm], example, rule, budget, left_s), _guess(known), lambda: _some(left_s())
-            )
-            yield {
-                "arm": record.arm, "problem": name, "budget_bytes": budget, "fits": search.fits,
-                "fails": search.fails, "reason": search.reason, "out_of_time": search.out_of_time,
-                "probes": [*(earlier or {}).get("probes", ()), *search.probes],
-            }  # fmt: skip
+            row = before.get((record.arm, name), {"fits": known.fits, "fails": known.fails, "out_of_time": True})
+            if row.get("out_of_time"):
+                yield _Wanted(
+                    record.arm, name, example, rule, _guess(known), row["fits"], row["fails"], row.get("probes", ())
+                )
+
+
+def _share(left_s: Callable[[], float | None], searches: int) -> Callable[[], float | None]:
+    """What is left for the next of so many searches: an equal part, so that a slow arm does not take it all."""
+    left = left_s()
+    end_s = math.inf if left is None else time.monotonic() + left / searches
+    return lambda: None if left is None else end_s - time.monotonic()
+
+
+def _has(left_s: Callable[[], float | None]) -> Callable[[], bool]:
+    return lambda: (left := left_s()) is None or left > 0.0
 
 
 def _name(panel: Panel, example: Problem) -> str:
@@ -151,10 +187,6 @@ def _name(panel: Panel, example: Problem) -> str:
 
 def _has_peak(record: Record) -> bool:
     return record.status == "ok" and memory_bytes(record) is not None
-
-
-def _some(left_s: float | None) -> bool:
-    return left_s is None or left_s > 0.0
 
 
 def _guess(known: Frontier) -> float:

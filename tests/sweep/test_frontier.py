@@ -189,6 +189,15 @@ def test_a_probe_is_not_waited_for_beyond_the_time_budget() -> None:
     assert (row["fits"], row["fails"]) == (256, None)
 
 
+def test_a_slow_arm_leaves_the_others_their_part_of_the_time() -> None:
+    bench = FakeBench(10 << 20, hangs=True)
+    first, second = measured(bench, sized((128, 256), heads=4) + sized((128, 256)), left_s=0.8)
+    assert bench.waited[0] <= 0.4
+    assert 0.3 <= bench.waited[1] <= 0.4
+    assert first["out_of_time"]
+    assert second["probes"]
+
+
 def test_rows_that_lacked_time_go_on_where_they_were_and_others_are_not_repeated() -> None:
     (first,) = measured(FakeBench(10 << 20), sized((128, 256)), left_s=0.0)
     assert first["out_of_time"]
@@ -206,7 +215,7 @@ def test_problems_that_differ_in_heads_have_rows_of_their_own() -> None:
 
 def test_a_length_that_no_tensor_may_have_ends_the_search_with_the_reason() -> None:
     records = [
-        r.model_copy(update={"batch_size": 1024, "problem_id": r.problem_id}) for r in sized((128, 256))
+        r.model_copy(update={"batch_size": 1024, "problem_id": r.problem_id}) for r in sized((128, 256, 512, 1024))
     ]  # 2 MiB per token
     (row,) = measured(FakeBench(1 << 31), records)
     assert "limit of" in row["reason"]
