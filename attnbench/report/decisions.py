@@ -177,7 +177,9 @@ def latency_words(found: ArmLaws, x_label: str) -> list[str]:
     if law is None:
         return [f"no law of latency: {found.latency_reason}"]
     words = _form_words(law, "latency", x_label)
-    fixed_until = _last(law, 0)
+    if not law.holds:
+        return words  # nothing is said of parts that are not of its form
+    fixed_until = _last(law, 0) if law.fixed.low > 0.0 else None
     if fixed_until is not None:
         words.append(f"below {x_label} = {fmt_number(fixed_until)} the fixed cost dominates")
     quadratic_from = _first(law, 2) if law.quadratic.low > 0.0 else None
@@ -272,8 +274,15 @@ def frontier_cell(frontier: Frontier) -> str:
     if frontier.at is None:
         return f"no law: {frontier.reason}"
     low, mid, high = (_length(v) for v in frontier.at)
-    interval = f"{low} or more" if math.isinf(frontier.at.high) else f"{low} to {high}"
-    return f"{mid}{'*' if frontier.is_extrapolated else ''} ({interval})"
+    interval = f"{low} to {high}"
+    if math.isinf(frontier.at.high):
+        interval = low if math.isinf(frontier.at.low) else f"{low} or more"
+    cell = f"{mid}{'*' if frontier.is_extrapolated else ''} ({interval})"
+    if frontier.fails is not None and frontier.fails <= frontier.at.mid:
+        return f"{cell}; but T = {frontier.fails:,} does not fit"
+    if frontier.fits is not None and frontier.fits > frontier.at.mid:
+        return f"{cell}; but T = {frontier.fits:,} fits"
+    return cell
 
 
 def _length(x: float) -> str:
