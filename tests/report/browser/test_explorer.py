@@ -305,5 +305,7 @@ def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_rep
     assert shown(page, "#charts figure") == 12
     drawn(page, lambda: page.locator("#legend-list .only").nth(4).click(force=True))
     assert page.inner_text("#shown") == "100 of 2,000 cases"
+    page.click("nav a[href='#table']")
+    assert shown(page, "#all tbody tr") == 100
     assert plot(page, "data.length") == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
