@@ -30,7 +30,7 @@
     const save = el("button", {
       type: "button",
       text: "Save PNG",
-      "aria-label": `Save ${title} as PNG`,
+      "aria-label": `Save PNG of ${title}`,
       click: () =>
         Plotly.downloadImage(plot, {
           format: "png",
@@ -47,7 +47,7 @@
     });
     const figure = el(
       "figure",
-      { role: "group", "aria-labelledby": `${id}-title` },
+      { "aria-labelledby": `${id}-title` },
       heading,
       plot,
       absent,

@@ -195,7 +195,7 @@ def test_a_drag_enlarges_and_a_button_brings_the_whole_range_back(visit, wide):
 def test_a_chart_is_saved_as_a_picture_without_a_request(visit, wide):
     page = visit(wide)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save self as PNG").first.click()
+        page.get_by_role("button", name="Save PNG of self").first.click()
     assert download.value.suggested_filename == "attnbench-1.png"
 
 
