@@ -6,6 +6,7 @@ each score matrix that it is shown to hold, written once and read once) over tim
 the law, where it shows a fixed cost.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,14 +50,15 @@ def _bound(arm: str, x: int, record: Record, laws: ArmLaws, bandwidth: float | N
         memory = (record.bytes_min + 2.0 * matrices * score_bytes(record)) / seconds / (bandwidth * 1e9)
     law = laws.latency
     overhead = law.shares(x)[0] if law is not None and law.holds and law.fixed.low > 0.0 else None
+    arithmetic = record.peak_fraction if math.isfinite(record.peak_fraction or 0.0) else None
     parts: dict[str, Any] = {
-        "arithmetic": record.peak_fraction, "memory": memory if memory is None or memory <= CACHED else None,
+        "arithmetic": arithmetic, "memory": memory if memory is None or memory <= CACHED else None,
         "overhead": overhead,
     }  # fmt: skip
     known = {name: part for name, part in parts.items() if part is not None}
     by = max(known, key=lambda name: known[name], default="none")
     intensity = record.flops / record.bytes_min if record.flops and record.bytes_min else None
     return Bound(
-        arm=arm, x=x, flops_per_byte=intensity, arithmetic=record.peak_fraction, memory=memory, overhead=overhead,
+        arm=arm, x=x, flops_per_byte=intensity, arithmetic=arithmetic, memory=memory, overhead=overhead,
         by=by if known.get(by, 0.0) >= DOMINATES else "none",
     )  # fmt: skip
