@@ -8,6 +8,7 @@ no candidate. Arms whose order is not shown there by the paired rounds are a tos
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from attnbench.analysis.arm_laws import ArmLaws, arm_laws, memory_bytes
 from attnbench.analysis.crossovers import Pair, Rounds, compare_series, series
@@ -112,8 +113,13 @@ class _Candidate:
             return f"{record.status} at this length" + (f": {record.reason}" if record.reason else "")
         if record is not None:
             return ""
-        failed = [x for x, r in self.records.items() if x < seq_len and r.status not in ("ok", "skipped")]
-        return f"{self.records[min(failed)].status} already at {self.panel.x_label} = {min(failed)}" if failed else ""
+        if self._first_failed is None or self._first_failed >= seq_len:
+            return ""
+        return f"{self.records[self._first_failed].status} already at {self.panel.x_label} = {self._first_failed}"
+
+    @cached_property
+    def _first_failed(self) -> int | None:
+        return min((x for x, r in self.records.items() if r.status not in ("ok", "skipped")), default=None)
 
 
 def _at(law: Law | None, seq_len: int) -> Estimate | None:

@@ -115,7 +115,9 @@ class Campaign:
             records = self.bench.run_dir.read()[0]
             problem = refine.next_problem(records, self.bench.run_dir.path / "samples", by_id)
             if problem is None:
-                self.manifest["refine_stopped_by"] = "every crossing is known to within 10 %, or there is none"
+                self.manifest["refine_stopped_by"] = (
+                    "every crossing is known to within 10 %, no T is left between, or there is none"
+                )
                 return
             self.refined.append(problem)
             if not self._extra_group(problem):

@@ -237,6 +237,6 @@ def _probe(
         if peak["peak_bytes"] is None:
             return Outcome(None, peak["reason"])
         fits = peak["peak_bytes"] <= budget_bytes
-        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.0f} MiB", peak["peak_bytes"])
+        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.4g} MiB", peak["peak_bytes"])
 
     return try_at

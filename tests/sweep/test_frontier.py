@@ -177,6 +177,7 @@ def sized(lengths: tuple[int, ...], heads: int = 8) -> list[Record]:
 def test_an_arm_that_exceeds_the_budget_at_every_measured_length_is_searched_below() -> None:
     (row,) = measured(FakeBench(10 << 20), sized((20_000, 30_000)))
     assert row["fits"] <= 10_485 < row["fails"]
+    assert row["reason"] == f"peak {row['fails'] * 1000 / 2**20:.4g} MiB" != "peak 10 MiB"
     assert row["fails"] / row["fits"] <= frontier.CLOSE
 
 
