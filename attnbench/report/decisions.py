@@ -96,8 +96,8 @@ def _crossovers_section(
             tables.append(Table(caption=f"{name}: is A or B faster, and by how much", head=head, rows=rows))
     intro = (
         "Between arms that are among the fastest somewhere, and the baseline. A crossing is claimed only between two "
-        "lengths at which the order was shown and is opposite; its interval is at 95 %. ? means that no difference "
-        "can be shown."
+        "lengths with opposite order, each beyond what equal code would differ by at any of the lengths (more than "
+        "one length needs to be called faster); its interval is at 95 %. ? means that no difference can be shown."
     )
     if refined := manifest.get("refined"):
         places = fmt_list([f"{p['variant']} T = {p['q_len']}" for p in refined], 12)
