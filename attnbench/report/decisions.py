@@ -93,7 +93,8 @@ def _crossovers_section(
         if found:
             head = ("A", "B", *(f"{panel.x_label} = {x}" for x in panel.xs))
             rows = [[pair.first, pair.second, *_order_cells(pair, panel.xs)] for pair in found]
-            tables.append(Table(caption=f"{name}: is A or B faster, and by how much", head=head, rows=rows))
+            caption = f"{name}: is A or B faster, and by how much"
+            tables.append(Table(caption=caption, head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Between arms that are among the fastest somewhere, and the baseline. A crossing is claimed only between two "
         "lengths with opposite order, each beyond what equal code would differ by at any of the lengths (more than "
@@ -139,7 +140,7 @@ def _laws_section(panels: Sequence[Panel], laws: Mapping[int, Mapping[str, ArmLa
                 "score matrices",
                 "in words",
             )
-            tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+            tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Latency and peak memory as fixed + linear T + quadratic T², fitted to all lengths, with 95 % intervals: from "
         "the rounds, from how far two workers differ, and from how far the points lie from the law (misfit). A law "
@@ -260,7 +261,7 @@ def _frontier_section(
         columns = [frontiers(panel, dict(found), budget) for budget in budgets]
         rows = [[arm, *(frontier_cell(column[i]) for column in columns)] for i, arm in enumerate(panel.arms)]
         head = ("arm", *(f"{fmt_bytes(budget)}" for budget in budgets))
-        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     lines = [frontier_line(row) for row in manifest.get("frontier") or []]
     intro = (
         "The longest T whose peak, above the loaded and bound model, fits the budget: by the law of memory, with its "
@@ -318,7 +319,7 @@ def _bounds_section(
         intensity = [next((b.flops_per_byte for b in found.values() if b.x == x), None) for x in panel.xs]
         rows.append(["FLOPs per least byte", *(fmt_number(value) for value in intensity)])
         head = ("arm", *(f"{panel.x_label} = {x}" for x in panel.xs))
-        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     return Section(id="bounds", title="What bounds an arm", intro=_bounds_intro(manifest, bandwidth), tables=tables)
 
 

@@ -133,3 +133,8 @@ def test_lengths_that_refining_added_are_named() -> None:
 def test_the_budget_of_the_sweep_is_the_one_that_is_answered() -> None:
     (table,) = sections(manifest={"sweep": {"memory_budget_bytes": 2 << 30}})["longest"].tables
     assert list(table.head) == ["arm", "2.00 GiB"]
+
+
+def test_tables_of_a_chart_name_it_so_that_the_filter_hides_them_with_it() -> None:
+    found = sections()
+    assert {table.panel for name in ("crossovers", "laws", "longest", "bounds") for table in found[name].tables} == {0}
