@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from attnbench.interfaces import Array, Artifact
 
 RESULTS = Path("results")
+MAX_SWITCH_MS = 86.4e6  # of `advise`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,12 +295,14 @@ def advise(
         switch_ms: what a change of profile takes; it is not measured here.
 
     Raises:
-        InputError: a workload that cannot be read.
+        InputError: a workload that cannot be read, or a switch_ms that cannot be.
         RecordsError: not a run, of another version, or damaged.
     """
     from attnbench.analysis import choice
     from attnbench.analysis.workload import read_workload
 
+    if not 0.0 <= switch_ms <= MAX_SWITCH_MS:
+        raise InputError(f"switch_ms must be from 0 to {MAX_SWITCH_MS:g} (a day), got {switch_ms}; in milliseconds")
     opened = run if isinstance(run, Run) else open_run(run)
     requests = read_workload(Path(workload)) if isinstance(workload, str | Path) else workload
     limits = choice.Limits(latency_ms=max_latency_ms, memory_bytes=max_memory_bytes, error=max_error)

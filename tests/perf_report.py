@@ -32,9 +32,10 @@ if __name__ == "__main__":
             [Path(sys.executable).with_name("attnbench"), "report", run_dir], check=True, capture_output=True
         )
         seconds = time.perf_counter() - start
-        peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         html_mb = (run_dir / "report.html").stat().st_size / 1e6
     sys.stdout.write(
-        f"attnbench report on {len(records)} records: {seconds:.1f} s (bar: 20 s), {peak_mib:.0f} MiB (bar: 1 GB), "
+        f"attnbench report on {len(records)} records: {seconds:.1f} s (bar: 20 s), of them "
+        f"{used.ru_utime + used.ru_stime:.1f} s on a processor, {used.ru_maxrss / 1024:.0f} MiB (bar: 1 GB), "
         f"report.html {html_mb:.1f} MB\n"
     )

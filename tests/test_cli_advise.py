@@ -45,6 +45,7 @@ def test_limits_that_nothing_keeps_are_exit_code_3(run_dir: Path, capsys: pytest
         (["--max-error", "nan"], "--max-error must be a number above 0"),
         (["--max-memory", "much"], "--max-memory"),
         (["--max-profiles", "0"], "--max-profiles"),
+        (["--switch-ms", "1e308"], "switch_ms must be from 0 to 8.64e+07"),
         (["--switch-ms", "-1"], "--switch-ms must be a number of at least 0"),
         (["--workload", "none.csv"], "cannot read the workload 'none.csv'"),
     ],

@@ -14,7 +14,7 @@ import attnbench
 import attnbench.errors
 from attnbench.records import COLUMNS
 
-TINY = ("-s", "8,12", "--heads", "2", "--head-dim", "8", "--time-budget", "60s", "-q")
+TINY = ("-s", "8,12", "--heads", "2", "--head-dim", "8", "--time-budget", "100s", "-q")
 ATTNBENCH = str(Path(sys.executable).with_name("attnbench"))
 
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.groups import Panel, latency_ms, peak_bytes, score_bytes
+from attnbench.analysis.groups import Panel, latency_interval, latency_ms, peak_bytes, score_bytes
 from attnbench.analysis.laws import Estimate, Law, Point, fit_law
 from attnbench.analysis.least_squares import MIN_POINTS
+from attnbench.errors import MeasurementError
 from attnbench.records import Record
 
 Z_RANK = 2.326  # normal quantile of the 98 % rank intervals that records hold
@@ -50,7 +51,10 @@ def _laws(panel: Panel, records: Sequence[Record], floor: float | None) -> ArmLa
 def _fitted(points: Sequence[Point], what: str, x_label: str) -> tuple[Law | None, str]:
     if len(points) < MIN_POINTS:
         return None, f"{what} at {len(points)} of the at least {MIN_POINTS} {x_label} that a law needs"
-    return fit_law(points), ""
+    try:
+        return fit_law(points), ""
+    except MeasurementError as err:
+        return None, str(err)
 
 
 def latency_points(panel: Panel, records: Sequence[Record], floor: float | None) -> list[Point]:
@@ -60,8 +64,8 @@ def latency_points(panel: Panel, records: Sequence[Record], floor: float | None)
     for r in records:
         median = latency_ms(r)
         if median is not None:
-            low, high = r.latency_ms_ci_low, r.latency_ms_ci_high
-            rounds_sd = 0.0 if low is None or high is None else (high - low) / (2.0 * Z_RANK) / median
+            low, high = latency_interval(r) or (median, median)
+            rounds_sd = (high - low) / (2.0 * Z_RANK) / median
             sd = max(LEAST_RELATIVE_SD, math.hypot(rounds_sd, worker_sd))
             points.append(Point(getattr(r, panel.x_name), median, sd * median))
     return points

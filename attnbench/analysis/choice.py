@@ -8,10 +8,11 @@ no candidate. Arms whose order is not shown there by the paired rounds are a tos
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from attnbench.analysis.arm_laws import ArmLaws, arm_laws, memory_bytes
 from attnbench.analysis.crossovers import Pair, Rounds, compare_series, series
-from attnbench.analysis.groups import Panel, latency_ms
+from attnbench.analysis.groups import Panel, latency_interval, latency_ms
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.profiles import Partition, partitions
 from attnbench.analysis.workload import Requests
@@ -99,7 +100,8 @@ class _Candidate:
     def _figures(self, seq_len: int, record: Record | None) -> tuple[Estimate | None, Estimate | None, str]:
         if record is not None and latency_ms(record) is not None:
             median = record.latency_ms_median or 0.0
-            measured = Estimate(record.latency_ms_ci_low or median, median, record.latency_ms_ci_high or median)
+            low, high = latency_interval(record) or (median, median)
+            measured = Estimate(low, median, high)
             peak = memory_bytes(record)
             return measured, None if peak is None else Estimate(peak, peak, peak), "measured"
         inside = self.laws.latency is not None and self.laws.latency.is_inside(seq_len)
@@ -111,8 +113,13 @@ class _Candidate:
             return f"{record.status} at this length" + (f": {record.reason}" if record.reason else "")
         if record is not None:
             return ""
-        failed = [x for x, r in self.records.items() if x < seq_len and r.status not in ("ok", "skipped")]
-        return f"{self.records[min(failed)].status} already at {self.panel.x_label} = {min(failed)}" if failed else ""
+        if self._first_failed is None or self._first_failed >= seq_len:
+            return ""
+        return f"{self.records[self._first_failed].status} already at {self.panel.x_label} = {self._first_failed}"
+
+    @cached_property
+    def _first_failed(self) -> int | None:
+        return min((x for x, r in self.records.items() if r.status not in ("ok", "skipped")), default=None)
 
 
 def _at(law: Law | None, seq_len: int) -> Estimate | None:
@@ -178,11 +185,11 @@ def _candidates(panel: Panel, floor: float | None, several: bool) -> list[_Candi
     found = []
     for arm in panel.arms:
         records = {x: r for x, r in zip(panel.xs, panel.row(arm), strict=True) if r is not None}
-        errors = [r.worst_row_rel_err for r in records.values() if latency_ms(r) and r.worst_row_rel_err is not None]
+        errors = [r.worst_row_rel_err for r in records.values() if latency_ms(r)]
         found.append(
             _Candidate(
                 name=f"{arm} {panel.facet.dtype}" if several else arm, panel=panel, arm=arm, laws=laws[arm],
-                records=records, error=max(errors, default=None),
+                records=records, error=_largest([e for e in errors if e is not None]),
             )
         )  # fmt: skip
     return found
@@ -273,7 +280,7 @@ def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
+    known = [v for v in values if v is not None and 0.0 <= v < math.inf]
     return max(known) if len(known) == len(values) and known else None
 
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from attnbench.analysis.arm_laws import LEAST_RELATIVE_SD, Z_FLOOR, Z_RANK
-from attnbench.analysis.groups import Panel, latency_ms
+from attnbench.analysis.groups import Panel, latency_interval, latency_ms
 from attnbench.analysis.laws import Estimate
 from attnbench.analysis.least_squares import CONFIDENCE, MIN_POINTS, Fit, Vector, fit_terms, t_quantile
+from attnbench.errors import MeasurementError
 from attnbench.measure import statistics
 from attnbench.records import Record
 
@@ -148,18 +149,25 @@ def _log_ratio(a: Record, b: Record, rounds: Rounds) -> tuple[float, float, floa
         return math.log(found.low), math.log(found.ratio), math.log(found.high), "paired rounds"
     for sign, arm, baseline in ((-1.0, a, b), (1.0, b, a)):
         speedup = (arm.speedup_ci_low, arm.speedup_vs_baseline, arm.speedup_ci_high)
-        if arm.baseline_arm == baseline.arm and arm.run_id == baseline.run_id and all(speedup):
+        if (
+            arm.baseline_arm == baseline.arm
+            and arm.run_id == baseline.run_id
+            and all(1e-24 <= (s or 0.0) <= 1e24 for s in speedup)
+        ):
             low, mid, high = sorted(sign * math.log(s or 1.0) for s in speedup)
             return low, mid, high, "ratio to the baseline"
     sd = math.hypot(_relative_sd(a), _relative_sd(b))
-    mid = math.log((latency_ms(a) or 1.0) / (latency_ms(b) or 1.0))
+    mid = math.log(latency_ms(a) or 1.0) - math.log(latency_ms(b) or 1.0)
     return mid - Z_RANK * sd, mid, mid + Z_RANK * sd, "two intervals"
 
 
 def _relative_sd(record: Record) -> float:
     """Of the median of one arm, from its rank interval."""
-    low, high = record.latency_ms_ci_low, record.latency_ms_ci_high
-    return (high - low) / (2.0 * Z_RANK) / (record.latency_ms_median or 1.0) if low and high else LEAST_RELATIVE_SD
+    interval = latency_interval(record)
+    if interval is None:
+        return LEAST_RELATIVE_SD
+    low, high = interval
+    return (high - low) / (2.0 * Z_RANK) / (record.latency_ms_median or 1.0)
 
 
 def _crossings(
@@ -195,7 +203,10 @@ def _where(
     fallback = Estimate(float(left.x), between, float(right.x)), "interpolation"
     if len(differences) < MIN_POINTS:
         return fallback
-    fit = _fit_difference(differences, floor, times)
+    try:
+        fit = _fit_difference(differences, floor, times)
+    except MeasurementError:
+        return fallback
     grid = np.exp(np.linspace(math.log(left.x), math.log(right.x), _GRID))
     places = _rows(grid, differences[-1].x)
     center = places @ fit.terms

@@ -9,6 +9,7 @@ left out, and named; a bad point at an end of the range cannot always be told fr
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +51,12 @@ class Law:
     covariance: Vector  # (3, 3)
     t_quantile: float
 
-    @property
+    @cached_property
     def x_min(self) -> int:
         """The smallest x that was fitted."""
         return min(x for x in self.xs if x != self.left_out)
 
-    @property
+    @cached_property
     def x_max(self) -> int:
         """The largest x that was fitted."""
         return max(x for x in self.xs if x != self.left_out)

@@ -56,7 +56,9 @@ def fit_terms(rows: Vector, values: Vector, sds: Vector, *, relative: bool) -> F
     predicted = np.einsum("ij,ij->i", rows, terms)
     scale = _scale(predicted, values) if relative else 1.0
     variance = np.einsum("ij,ijk,ik->i", rows, covariances, rows) + sds**2 + (misfits * scale) ** 2
-    deviation = np.abs(values - predicted) / np.sqrt(variance)
+    deviation = np.abs(values - predicted) / np.sqrt(
+        np.maximum(variance, sds**2)
+    )  # rounding may make a variance negative
     worst = int(np.argmax(deviation))
     if deviation[worst] <= t_quantile(1.0 - OUTLIER_LEVEL / (2 * n), n - 4):
         return everything
@@ -75,7 +77,24 @@ def _solve(
 
     Returns:
         Terms (m, 3), covariances (m, 3, 3), weights (m, n), misfits (m,).
+
+    Raises:
+        MeasurementError: the numbers are beyond what float64 can solve.
     """
+    message = "the values lie too many orders of magnitude apart for a law"
+    try:
+        with np.errstate(all="ignore"):
+            found = _iterate(rows, values, sds, use, relative)
+    except np.linalg.LinAlgError as err:
+        raise MeasurementError(message) from err
+    if not all(np.all(np.isfinite(part)) for part in found) or np.any(found[2][use > 0] == 0.0):
+        raise MeasurementError(message)
+    return found
+
+
+def _iterate(
+    rows: Vector, values: Vector, sds: Vector, use: Vector, relative: bool
+) -> tuple[Vector, Vector, Vector, Vector]:
     freedom = use.sum(axis=1) - 3.0
     spread = np.zeros(len(use))  # squared misfit
     scale = np.broadcast_to(values if relative else np.ones_like(values), use.shape)

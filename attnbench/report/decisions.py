@@ -96,11 +96,12 @@ def _crossovers_section(
         if found:
             head = ("A", "B", *(f"{panel.x_label} = {x}" for x in panel.xs))
             rows = [[pair.first, pair.second, *_order_cells(pair, panel.xs)] for pair in found]
-            tables.append(Table(caption=f"{name}: is A or B faster, and by how much", head=head, rows=rows))
+            caption = f"{name}: is A or B faster, and by how much"
+            tables.append(Table(caption=caption, head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Between arms that are among the fastest somewhere, and the baseline. A crossing is claimed only between two "
-        "lengths at which the order was shown and is opposite; its interval is at 95 %. ? means that no difference "
-        "can be shown."
+        "lengths with opposite order, each beyond what equal code would differ by at any of the lengths (more than "
+        "one length needs to be called faster); its interval is at 95 %. ? means that no difference can be shown."
     )
     if refined := manifest.get("refined"):
         places = fmt_list([f"{p['variant']} T = {p['q_len']}" for p in refined], 12)
@@ -142,7 +143,7 @@ def _laws_section(panels: Sequence[Panel], laws: Mapping[int, Mapping[str, ArmLa
                 "score matrices",
                 "in words",
             )
-            tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+            tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Latency and peak memory as fixed + linear T + quadratic T², fitted to all lengths, with 95 % intervals: from "
         "the rounds, from how far two workers differ, and from how far the points lie from the law (misfit). A law "
@@ -180,7 +181,9 @@ def latency_words(found: ArmLaws, x_label: str) -> list[str]:
     if law is None:
         return [f"no law of latency: {found.latency_reason}"]
     words = _form_words(law, "latency", x_label)
-    fixed_until = _last(law, 0)
+    if not law.holds:
+        return words  # nothing is said of parts that are not of its form
+    fixed_until = _last(law, 0) if law.fixed.low > 0.0 else None
     if fixed_until is not None:
         words.append(f"below {x_label} = {fmt_number(fixed_until)} the fixed cost dominates")
     quadratic_from = _first(law, 2) if law.quadratic.low > 0.0 else None
@@ -261,7 +264,7 @@ def _frontier_section(
         columns = [frontiers(panel, dict(found), budget) for budget in budgets]
         rows = [[arm, *(frontier_cell(column[i]) for column in columns)] for i, arm in enumerate(panel.arms)]
         head = ("arm", *(f"{fmt_bytes(budget)}" for budget in budgets))
-        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     lines = [frontier_line(row) for row in manifest.get("frontier") or []]
     intro = (
         "The longest T whose peak, above the loaded and bound model, fits the budget: by the law of memory, with its "
@@ -275,8 +278,15 @@ def frontier_cell(frontier: Frontier) -> str:
     if frontier.at is None:
         return f"no law: {frontier.reason}"
     low, mid, high = (_length(v) for v in frontier.at)
-    interval = f"{low} or more" if math.isinf(frontier.at.high) else f"{low} to {high}"
-    return f"{mid}{'*' if frontier.is_extrapolated else ''} ({interval})"
+    interval = f"{low} to {high}"
+    if math.isinf(frontier.at.high):
+        interval = low if math.isinf(frontier.at.low) else f"{low} or more"
+    cell = f"{mid}{'*' if frontier.is_extrapolated else ''} ({interval})"
+    if frontier.fails is not None and frontier.fails <= frontier.at.mid:
+        return f"{cell}; but T = {frontier.fails:,} does not fit"
+    if frontier.fits is not None and frontier.fits > frontier.at.mid:
+        return f"{cell}; but T = {frontier.fits:,} fits"
+    return cell
 
 
 def _length(x: float) -> str:
@@ -312,7 +322,7 @@ def _bounds_section(
         intensity = [next((b.flops_per_byte for b in found.values() if b.x == x), None) for x in panel.xs]
         rows.append(["FLOPs per least byte", *(fmt_number(value) for value in intensity)])
         head = ("arm", *(f"{panel.x_label} = {x}" for x in panel.xs))
-        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows))
+        tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     return Section(id="bounds", title="What bounds an arm", intro=_bounds_intro(manifest, bandwidth), tables=tables)
 
 

@@ -22,7 +22,18 @@ MAX_LIST_ROWS = 60
 MAX_FACT_ROWS = 120
 OPEN_FACETS = 3  # the others fold away
 
-SCRIPTS = ("report", "swatch", "filter", "chart", "explorer", "detail", "start")  # in this order
+SCRIPTS = (
+    "report",
+    "swatch",
+    "filter",
+    "chart",
+    "points",
+    "legend",
+    "panel",
+    "explorer",
+    "detail",
+    "start",
+)  # in this order
 _SECTION_NAMES = (
     ("machine", "Machine"), ("wrong", "Wrong"), ("not-run", "Not run"), ("latency", "Latency"), ("memory", "Memory"),
     ("heat", "Speed-up"), ("cold", "Cold start"), ("ship", "Ship"), ("error", "Error"), ("roofline", "Peak"),

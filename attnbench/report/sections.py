@@ -11,6 +11,7 @@ class Table:
     caption: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    panel: int | None = None  # position of the chart that it belongs to: the page's filter hides it with the chart
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,9 @@ class Campaign:
         for index, problem in enumerate(self.problems):
             if problem.problem_id not in finished:
                 self._grid_group(index, problem)
-        for problem in self.refined:  # of an interrupted run
-            if problem.problem_id not in finished:
-                self._extra_group(problem)
+        for problem in list(self.refined):  # of an interrupted run
+            if problem.problem_id not in finished and not self._extra_group(problem):
+                self._give_up(problem)
         if self.bench.sweep.refine:
             self._refine()
         if self.bench.sweep.measure_frontier:
@@ -115,15 +115,22 @@ class Campaign:
             records = self.bench.run_dir.read()[0]
             problem = refine.next_problem(records, self.bench.run_dir.path / "samples", by_id)
             if problem is None:
-                self.manifest["refine_stopped_by"] = "every crossing is known to within 10 %, or there is none"
+                self.manifest["refine_stopped_by"] = (
+                    "every crossing is known to within 10 %, no T is left between, or there is none"
+                )
                 return
             self.refined.append(problem)
             if not self._extra_group(problem):
-                self.refined.pop()
-                self.manifest["refined"] = [p.as_dict() for p in self.refined]
+                self._give_up(problem)
                 self.manifest["refine_stopped_by"] = "the next group did not fit into the time budget"
                 return
         self.manifest["refine_stopped_by"] = f"{MAX_REFINED} groups were added"
+
+    def _give_up(self, problem: Problem) -> None:
+        """A problem of --refine that will have no rows is not one of the run's."""
+        self.refined.remove(problem)
+        self.manifest["refined"] = [p.as_dict() for p in self.refined]
+        self.manifest["cases_planned"] = (len(self.problems) + len(self.refined)) * len(self.bench.arms)
 
     def _extra_group(self, problem: Problem) -> bool:
         """One group beside the grid; False where it does not fit into the time that is left."""
@@ -145,15 +152,12 @@ class Campaign:
         rows_so_far = self.manifest.setdefault("frontier", [])
         judged, noise = verdicts.judge(self.bench.run_dir.read()[0])
 
-        def has_time() -> bool:
-            left_s = self._left_s(kept_s=0.0)
-            return left_s is None or left_s > 0.0
-
         found = frontier.measure_frontiers(
-            self.bench, judged, by_id, floor=noise.floor, done=list(rows_so_far), has_time=has_time,
-            say=self.progress.say,
+            self.bench, judged, by_id, floor=noise.floor, done=list(rows_so_far),
+            left_s=lambda: self._left_s(kept_s=0.0), say=self.progress.say,
         )  # fmt: skip
         for row in found:
+            rows_so_far[:] = [r for r in rows_so_far if (r["arm"], r["problem"]) != (row["arm"], row["problem"])]
             rows_so_far.append(row)
             self.bench.run_dir.write_manifest(self.manifest)
 

@@ -1,14 +1,15 @@
 """The longest T that fits a memory budget, measured: bisection in workers that may die."""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from attnbench.analysis.arm_laws import arm_laws
+from attnbench.analysis.arm_laws import arm_laws, memory_bytes
 from attnbench.analysis.frontier import Frontier, frontiers
-from attnbench.analysis.groups import make_panels
-from attnbench.errors import AttnbenchError
+from attnbench.analysis.groups import Panel, make_panels
+from attnbench.errors import AttnbenchError, ProblemError, WorkerTimeout
 from attnbench.measure import memory
 from attnbench.problem import Problem
 from attnbench.records import Record
@@ -22,6 +23,7 @@ GROW = 1.5
 MAX_PROBES = 14
 MAX_SEQ_LEN = 1 << 22
 MEMORY_SHARE = 0.9  # of what is free, for a probe where --memory-limit says nothing
+OUT_OF_TIME = "the time budget was spent"
 PATIENCE = 5  # times the timeout of a case: a probe calls up to six times
 
 
@@ -41,6 +43,7 @@ class Search:
     fails: int | None
     probes: list[dict[str, Any]] = field(default_factory=list)
     reason: str = ""  # of what fails, or why the search ended without it
+    out_of_time: bool = False  # more time would narrow it
 
     def run(self, try_at: Callable[[int], Outcome], guess: float, has_time: Callable[[], bool]) -> None:
         """Narrow the bracket until it is close, the probes are used up, or there is no time.
@@ -53,7 +56,7 @@ class Search:
         wanted = guess
         while len(self.probes) < MAX_PROBES and not self._is_close():
             if not has_time():
-                self.reason = self.reason or "the time budget was spent"
+                self.reason, self.out_of_time = self.reason or OUT_OF_TIME, True
                 return
             seq_len = self._inside(wanted)
             if seq_len is None:
@@ -62,13 +65,15 @@ class Search:
             outcome = try_at(seq_len)
             self.probes.append({"x": seq_len, "peak_bytes": outcome.peak_bytes, "reason": outcome.reason})
             if outcome.fits is None:
-                self.reason = f"at T = {seq_len:,}: {outcome.reason}"
+                self.reason, self.out_of_time = f"at T = {seq_len:,}: {outcome.reason}", outcome.reason == OUT_OF_TIME
                 return
             if outcome.fits:
                 self.fits = seq_len
             else:
                 self.fails, self.reason = seq_len, outcome.reason
             wanted = self._next(guess)
+        if not self._is_close():
+            self.reason = self.reason or f"{MAX_PROBES} lengths were tried"
 
     def _is_close(self) -> bool:
         if self.fits is None or self.fails is None:
@@ -100,34 +105,88 @@ def measure_frontiers(
     *,
     floor: float | None,
     done: Sequence[dict[str, Any]],
-    has_time: Callable[[], bool],
+    left_s: Callable[[], float | None],
     say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """A row per arm and chart, beside those that are done: how long T may get under the sweep's memory budget.
 
     The arm must have been right and its peak measured at some T. That long T are answered right is not checked.
+
+    Args:
+        done: rows of an interrupted run; those that lacked time go on from where they were.
+        left_s: seconds that are left, None: no limit; each search has an equal part of them, and waits no longer.
     """
     budget = bench.sweep.memory_budget_bytes
     assert budget is not None
-    finished = {(row["arm"], row["problem"]) for row in done}
     arms = {arm.label: arm for arm in bench.arms}
+    wanted = list(_wanted(records, problems, floor, budget, done))
+    for i, one in enumerate(wanted):
+        say(f"longest T of {one.arm}, {one.name}")
+        share_s = _share(left_s, len(wanted) - i)
+        search = Search(fits=one.fits, fails=one.fails)
+        search.run(_probe(bench, arms[one.arm], one.example, one.rule, budget, share_s), one.guess, _has(share_s))
+        yield {
+            "arm": one.arm, "problem": one.name, "budget_bytes": budget, "fits": search.fits, "fails": search.fails,
+            "reason": search.reason, "out_of_time": search.out_of_time, "probes": [*one.probes, *search.probes],
+        }  # fmt: skip
+
+
+class _Wanted(NamedTuple):
+    """A search that is to be made."""
+
+    arm: str
+    name: str  # of the problem
+    example: Problem
+    rule: Callable[[int], int]
+    guess: float
+    fits: int | None
+    fails: int | None
+    probes: Sequence[dict[str, Any]]  # made before
+
+
+def _wanted(
+    records: list[Record],
+    problems: dict[str, Problem],
+    floor: float | None,
+    budget_bytes: int,
+    done: Sequence[dict[str, Any]],
+) -> Iterator[_Wanted]:
+    before = {(row["arm"], row["problem"]): row for row in done}
     for panel in make_panels(records):
         rule = kv_len_at(panel)
         if rule is None:
             continue
-        for known in frontiers(panel, arm_laws(panel, floor), budget):
+        for known in frontiers(panel, arm_laws(panel, floor), budget_bytes):
             example = problems[panel.records[0].problem_id]
-            name = f"{panel.facet.part} {panel.title()} {example.dtype} batch {example.batch_size}"
-            record = next((r for r in panel.row(known.arm) if r is not None), None)
-            if known.fits is None or record is None or (record.arm, name) in finished:
+            name = _name(panel, example)
+            record = next((r for r in panel.row(known.arm) if r is not None and _has_peak(r)), None)
+            if record is None:
                 continue
-            say(f"longest T of {record.arm}, {name}")
-            search = Search(fits=known.fits, fails=known.fails)
-            search.run(_probe(bench, arms[record.arm], example, rule, budget), _guess(known), has_time)
-            yield {
-                "arm": record.arm, "problem": name, "budget_bytes": budget, "fits": search.fits,
-                "fails": search.fails, "reason": search.reason, "probes": search.probes,
-            }  # fmt: skip
+            row = before.get((record.arm, name), {"fits": known.fits, "fails": known.fails, "out_of_time": True})
+            if row.get("out_of_time"):
+                yield _Wanted(
+                    record.arm, name, example, rule, _guess(known), row["fits"], row["fails"], row.get("probes", ())
+                )
+
+
+def _share(left_s: Callable[[], float | None], searches: int) -> Callable[[], float | None]:
+    """What is left for the next of so many searches: an equal part, so that a slow arm does not take it all."""
+    left = left_s()
+    end_s = math.inf if left is None else time.monotonic() + left / searches
+    return lambda: None if left is None else end_s - time.monotonic()
+
+
+def _has(left_s: Callable[[], float | None]) -> Callable[[], bool]:
+    return lambda: (left := left_s()) is None or left > 0.0
+
+
+def _name(panel: Panel, example: Problem) -> str:
+    heads = f"{example.num_heads} heads of {example.head_dim}"
+    return f"{panel.facet.part} {panel.title()} {example.dtype} batch {example.batch_size}, {heads}"
+
+
+def _has_peak(record: Record) -> bool:
+    return record.status == "ok" and memory_bytes(record) is not None
 
 
 def _guess(known: Frontier) -> float:
@@ -138,30 +197,46 @@ def _guess(known: Frontier) -> float:
 
 
 def _probe(
-    bench: Bench, arm: Arm, example: Problem, rule: Callable[[int], int], budget_bytes: int
+    bench: Bench,
+    arm: Arm,
+    example: Problem,
+    rule: Callable[[int], int],
+    budget_bytes: int,
+    left_s: Callable[[], float | None],
 ) -> Callable[[int], Outcome]:
     """Measures one T of one arm in a fresh worker."""
     available = memory.available_memory_bytes()
     limit = bench.sweep.memory_limit_bytes or (None if available is None else int(available * MEMORY_SHARE))
-    timeout_s = bench.sweep.timeout_s * PATIENCE
+    patience_s = bench.sweep.timeout_s * PATIENCE
+    end_s = math.inf
+
+    def timeout_s() -> float:
+        return max(0.1, min(patience_s, end_s - time.monotonic()))
 
     def try_at(seq_len: int) -> Outcome:
-        problem = example.at(q_len=seq_len, kv_len=rule(seq_len))
+        nonlocal end_s
+        left = left_s()
+        end_s = math.inf if left is None else time.monotonic() + left
         try:
+            problem = example.at(q_len=seq_len, kv_len=rule(seq_len))
             exported = bench.exported(arm, problem)
             with bench.worker(bench.server("runtime", arm.runtime), arm.label, memory_limit_bytes=limit) as worker:
                 worker.ask(
-                    "load", timeout_s=timeout_s, runtime=arm.runtime, problem=problem.as_dict(),
+                    "load", timeout_s=timeout_s(), runtime=arm.runtime, problem=problem.as_dict(),
                     artifact=exported.artifact if exported else None, settings=bench.settings(), purpose="memory",
                 )  # fmt: skip
-                peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=problem.as_dict())
+                peak = worker.ask("measure_memory", timeout_s=timeout_s(), problem=problem.as_dict())
+        except ProblemError as err:
+            return Outcome(None, str(err))
         except AttnbenchError as err:
+            if isinstance(err, WorkerTimeout) and time.monotonic() >= end_s:
+                return Outcome(None, OUT_OF_TIME)
             status = status_of(err)
             fits = False if status in ("oom", "crashed") else None
             return Outcome(fits, f"{status}: {err}")
         if peak["peak_bytes"] is None:
             return Outcome(None, peak["reason"])
         fits = peak["peak_bytes"] <= budget_bytes
-        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.0f} MiB", peak["peak_bytes"])
+        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.4g} MiB", peak["peak_bytes"])
 
     return try_at

@@ -1,5 +1,7 @@
 """The laws of arms are fitted to what was measured, and say why where they are not."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -68,6 +70,25 @@ def test_what_a_compiler_plans_is_a_law_too() -> None:
     assert laws.latency is None
     assert laws.matrices is not None
     assert laws.matrices.mid == pytest.approx(2.0, abs=0.1)
+
+
+def test_values_too_far_apart_for_float64_are_a_reason() -> None:
+    records, _ = make_run(LATENCY, np.random.default_rng(0))
+    wild = [r.model_copy(update={"latency_ms_median": 1e-6 if r.q_len % 1024 else 1e6}) for r in records]
+    laws = arm_laws(only_panel(wild), 0.01)["torch-sdpa"]
+    assert laws.latency is not None or "orders of magnitude" in laws.latency_reason
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 0.0, 1e300, 1e-300])
+def test_an_interval_that_is_none_is_not_used(bad: float) -> None:
+    records, _ = make_run(LATENCY, np.random.default_rng(0))
+    clean = arm_laws(only_panel(records), 0.01)["torch-sdpa"].latency
+    low = [r.model_copy(update={"latency_ms_ci_low": bad}) for r in records]
+    law = arm_laws(only_panel(low), 0.01)["torch-sdpa"].latency
+    assert law is not None
+    assert law.at(1000).mid == pytest.approx(clean.at(1000).mid, rel=0.05)
+    median = [r.model_copy(update={"latency_ms_median": bad}) for r in records]
+    assert arm_laws(only_panel(median), 0.01)["torch-sdpa"].latency is None
 
 
 def test_a_noisier_run_has_wider_laws() -> None:

@@ -1,10 +1,13 @@
 """What bounds an arm is what it uses to at least a half."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from attnbench.analysis.arm_laws import arm_laws
 from attnbench.analysis.bounds import bounds
+from attnbench.analysis.laws import Estimate
 from tests.analysis.synthetic import Terms, make_run, only_panel
 
 SCORES = 8 * 4
@@ -57,3 +60,19 @@ def test_without_a_measured_bandwidth_nothing_is_bound_by_memory() -> None:
 def test_intensity_is_flops_over_least_bytes() -> None:
     b = found({"torch-sdpa": (0.0, 0.02, 2e-5)}, {"torch-sdpa": (5e5, 1e4, 0.0)}, 9.0, flops=3000, bytes_min=100)
     assert {x.flops_per_byte for x in b.values()} == {30.0}
+
+
+def test_neither_a_fixed_cost_nor_matrices_that_are_not_shown_bound_an_arm() -> None:
+    records, _ = make_run(
+        {"torch-sdpa": (2.6, 0.02, 2e-5)}, np.random.default_rng(1), noise=0.1, worker=0.05,
+        seq_lens=(128, 256, 512, 1024), memory={"torch-sdpa": (5e5, 1e4, 0.0)},
+    )  # fmt: skip
+    panel = only_panel([r.model_copy(update={"bytes_min": 10_000_000}) for r in records])
+    laws = arm_laws(panel, 0.12)["torch-sdpa"]
+    vague = replace(
+        laws, matrices=Estimate(0.0, 3.0, 9.0), latency=replace(laws.latency, fixed=Estimate(0.0, 2.0, 5.0))
+    )
+    for bound in bounds(panel, {"torch-sdpa": vague}, 10.0):
+        assert bound.overhead is None
+        record = next(r for r in panel.records if r.q_len == bound.x)
+        assert bound.memory == pytest.approx(10_000_000 / (record.latency_ms_median / 1e3) / 10e9)

@@ -1,5 +1,6 @@
 """The advice is what brute force over the figures gives, and says where it cannot tell."""
 
+import json
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from attnbench.analysis.choice import Advice, Limits, advise, dominates
 from attnbench.analysis.groups import make_panels
 from attnbench.analysis.workload import Requests
 from attnbench.records import Record
+from attnbench.report.advise_text import advice_as_dict
 from tests.analysis.synthetic import SEQ_LENS, Terms, make_run, value
 
 LAWS: dict[str, Terms] = {
@@ -135,6 +137,23 @@ def test_a_wrong_arm_is_never_chosen() -> None:
     records, medians = run()
     records = [r.model_copy(update={"status": "mismatch"}) if r.arm == "torch-eager" else r for r in records]
     assert "torch-eager" not in {d.chosen for d in advice(None, None, records, medians).decisions}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 0.0, 1e300])
+def test_figures_that_are_none_neither_crash_nor_reach_json(bad: float) -> None:
+    records, medians = run()
+    broken = ("latency_ms_ci_low", "latency_ms_ci_high", "worst_row_rel_err", "speedup_ci_low", "speedup_vs_baseline")
+    records = [r.model_copy(update=dict.fromkeys(broken, bad)) for r in records]
+    for workload in (None, [Requests(1, 3000, 1.0)]):
+        for rounds in (medians, None):
+            (found,) = advise(make_panels(records), workload, Limits(), 0.005, rounds)
+            text = json.dumps(advice_as_dict([found], {}), allow_nan=False)
+            assert "Infinity" not in text
+            for option in (o for d in found.decisions for o in d.options):
+                assert 0.0 <= option.latency_ms.low <= option.latency_ms.mid <= option.latency_ms.high
+    (found,) = advise(make_panels(records), None, Limits(error=1e-3), 0.005, medians)
+    if not 0.0 <= bad <= 1e-3:
+        assert {d.chosen for d in found.decisions} == {None}
 
 
 def test_dtypes_are_candidates_of_one_question() -> None:

@@ -1,12 +1,15 @@
 """The sections say what the laws, crossings and frontiers say."""
 
+import math
 import re
 
 import numpy as np
 
-from attnbench.analysis.arm_laws import arm_laws
+from attnbench.analysis.arm_laws import ArmLaws, arm_laws
+from attnbench.analysis.frontier import Frontier
 from attnbench.analysis.groups import make_panels
-from attnbench.report.decisions import decisions, law_words
+from attnbench.analysis.laws import Estimate, Point, fit_law
+from attnbench.report.decisions import decisions, frontier_cell, latency_words, law_words
 from tests.analysis.synthetic import Terms, make_run, only_panel
 
 LAWS: dict[str, Terms] = {"torch-sdpa": (0.05, 0.02, 2e-5), "torch-eager": (7.05, 0.01, 2e-5)}
@@ -53,6 +56,43 @@ def test_laws_are_put_in_words() -> None:
     assert 370 <= int(fixed.split(" = ")[1].split(" ")[0]) <= 420
 
 
+def test_a_fixed_cost_that_is_not_shown_dominates_nothing() -> None:
+    """Four noisy lengths: the fitted fixed cost is the larger part at T = 128, with an interval that begins at 0."""
+    claimed = fixed = 0
+    for seed in range(40):
+        records, _ = make_run(
+            {"torch-sdpa": (2.6, 0.02, 2e-5)}, np.random.default_rng(seed), noise=0.1, worker=0.05,
+            seq_lens=(128, 256, 512, 1024), memory=MEMORY,
+        )  # fmt: skip
+        laws = arm_laws(only_panel(records), 0.12)["torch-sdpa"]
+        if laws.latency.fixed.low == 0.0:
+            fixed += laws.latency.shares(128)[0] > 0.5
+            claimed += "fixed cost dominates" in law_words(laws, "T")
+    assert fixed > 0
+    assert claimed == 0
+
+
+def test_of_a_latency_of_another_form_no_part_dominates() -> None:
+    law = fit_law([Point(t, 10.0 - 2e-3 * t, 1e-3) for t in (128, 256, 512, 1024, 2048, 4096)])
+    arm = ArmLaws(latency=law, latency_reason="", memory=None, memory_reason="none", matrices=None)
+    assert latency_words(arm, "T") == ["latency has another form"]
+
+
+def frontier(at: tuple[float, float, float], fits: int | None, fails: int | None) -> Frontier:
+    return Frontier(
+        arm="a", budget_bytes=1 << 30, at=Estimate(*at), is_extrapolated=True, fits=fits, fails=fails, reason=""
+    )
+
+
+def test_a_measured_length_that_contradicts_the_law_is_said() -> None:
+    assert frontier_cell(frontier((4500, 5000, 5500), 2048, 4096)) == (
+        "5,000* (4,500 to 5,500); but T = 4,096 does not fit"
+    )
+    assert frontier_cell(frontier((100, 200, 300), 4096, None)) == "200* (100 to 300); but T = 4,096 fits"
+    assert frontier_cell(frontier((4500, 5000, 5500), 4096, 8192)) == "5,000* (4,500 to 5,500)"
+    assert frontier_cell(frontier((math.inf,) * 3, 4096, None)) == "over 10\u2079* (over 10\u2079)"
+
+
 def test_a_short_sweep_has_reasons_instead_of_laws() -> None:
     found = sections(seq_lens=(128, 256))
     assert "laws" not in found
@@ -93,3 +133,8 @@ def test_lengths_that_refining_added_are_named() -> None:
 def test_the_budget_of_the_sweep_is_the_one_that_is_answered() -> None:
     (table,) = sections(manifest={"sweep": {"memory_budget_bytes": 2 << 30}})["longest"].tables
     assert list(table.head) == ["arm", "2.00 GiB"]
+
+
+def test_tables_of_a_chart_name_it_so_that_the_filter_hides_them_with_it() -> None:
+    found = sections()
+    assert {table.panel for name in ("crossovers", "laws", "longest", "bounds") for table in found[name].tables} == {0}

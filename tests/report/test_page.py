@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ import pytest
 
 from attnbench.analysis.groups import make_panels
 from attnbench.problem import Problem
-from attnbench.report import page_samples
+from attnbench.report import html, page_samples
 from attnbench.report.page_data import make_explorer
 from attnbench.report.page_laws import laws_of
 from attnbench.report.page_pack import compact_json, packed, plotly_source, script_json
@@ -171,3 +172,9 @@ def test_a_missing_library_costs_only_its_part(tmp_path, lab, monkeypatch, modul
     else:
         assert made.plotly == ""
         assert any("pip install plotly" in problem for problem in made.problems)
+
+
+def test_every_script_is_carried_and_short():
+    folder = Path(html.__file__).parent / "scripts"
+    assert {path.stem for path in folder.iterdir()} == set(html.SCRIPTS)
+    assert all(len(path.read_text(encoding="utf-8").splitlines()) <= 400 for path in folder.iterdir())

@@ -26,3 +26,12 @@ def test_a_section_shows_its_words_and_tables_after_trust(lab):
     assert "<caption>longest T</caption>" in source
     assert '<th scope="row">torch-sdpa</th><td>4096</td>' in source
     assert "&lt;b&gt;odd&lt;/b&gt;" in source
+
+
+def test_a_table_of_one_chart_is_filtered_with_it(lab):
+    tables = [
+        Table(caption=name, head=("a",), rows=(("b",),), panel=panel) for name, panel in (("all", None), ("one", 0))
+    ]
+    source = page(lab, [Section(id="x", title="X", tables=tables)])
+    assert '<div class="scroll"><table><caption>all</caption>' in source
+    assert '<div class="scroll" data-panel="0"><table><caption>one</caption>' in source

@@ -1,15 +1,24 @@
 """The longest T under a memory budget is found by trying, whatever the first guess was."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnbench import api, cli
-from attnbench.errors import InputError
+from attnbench.errors import InputError, WorkerTimeout
+from attnbench.problem import Problem
+from attnbench.records import Record
 from attnbench.sweep import frontier, grid
 from attnbench.sweep.frontier import Outcome, Search
+from tests.report.conftest import make_record
+
+FIELDS = [field.name for field in fields(Problem)]
 
 
 def machine(longest: int) -> Callable[[int], Outcome]:
@@ -64,6 +73,13 @@ def test_what_fits_at_any_length_ends_at_the_largest_tried() -> None:
     assert "is not tried" in search.reason
 
 
+def test_probes_that_are_used_up_are_a_reason() -> None:
+    search = Search(fits=8, fails=None)
+    search.run(machine(1 << 20), 16, always)
+    assert search.fails is None
+    assert search.reason == "14 lengths were tried"
+
+
 def test_a_bracket_that_is_close_needs_no_probe() -> None:
     search = Search(fits=1000, fails=1010)
     search.run(machine(1005), 1005, always)
@@ -97,3 +113,110 @@ def test_eager_attention_ends_where_two_score_matrices_fill_the_budget(tmp_path:
     assert row["fails"] / row["fits"] <= 1.03
     assert all(probe["peak_bytes"] for probe in row["probes"])
     assert "longest" in (run.path / "report.html").read_text()
+
+
+def test_a_search_that_lacked_time_says_so_even_where_a_failure_is_known() -> None:
+    search = Search(fits=512, fails=4096, reason="peak 2 GiB")
+    search.run(machine(900), 900, lambda: False)
+    assert search.out_of_time
+    search = Search(fits=512, fails=None)
+    search.run(lambda t: Outcome(None, frontier.OUT_OF_TIME), 900, always)
+    assert search.out_of_time
+    search = Search(fits=512, fails=None)
+    search.run(machine(900), 900, always)
+    assert not search.out_of_time
+
+
+class FakeBench:
+    """Workers whose peak is 1,000 bytes per token; one may never answer."""
+
+    def __init__(self, budget: int, *, hangs: bool = False) -> None:
+        self.sweep = grid.validate({"memory_budget_bytes": budget, "measure_frontier": True}, where="test")
+        self.arms = [grid.Arm(exporter="torch", runtime="torch-sdpa")]
+        self.waited: list[float] = []
+        self.hangs = hangs
+
+    def exported(self, arm: object, problem: object) -> None:
+        return None
+
+    def server(self, kind: str, name: str) -> None:
+        return None
+
+    def settings(self) -> dict[str, object]:
+        return {}
+
+    @contextmanager
+    def worker(self, *args: object, **how: object) -> Iterator["FakeBench"]:
+        yield self
+
+    def ask(self, what: str, *, timeout_s: float, problem: dict[str, Any], **more: object) -> dict[str, Any]:
+        self.waited.append(timeout_s)
+        if self.hangs:
+            time.sleep(timeout_s)
+            raise WorkerTimeout(f"no answer within {timeout_s} s")
+        return {"peak_bytes": 1000 * problem["q_len"], "reason": ""}
+
+
+def measured(bench: FakeBench, records: list[Record], *, left_s: float | None = None, done: Any = ()) -> list[Any]:
+    problems = {r.problem_id: Problem.from_dict({f: getattr(r, f) for f in FIELDS}) for r in records}
+    end = None if left_s is None else time.monotonic() + left_s
+    return list(
+        frontier.measure_frontiers(
+            bench, records, problems, floor=0.01, done=done, say=lambda text: None,  # type: ignore[arg-type]
+            left_s=lambda: None if end is None else end - time.monotonic(),
+        )
+    )  # fmt: skip
+
+
+def sized(lengths: tuple[int, ...], heads: int = 8) -> list[Record]:
+    return [
+        make_record(Problem.make(seq_len=t, num_heads=heads), "torch-sdpa", peak_host_bytes=1000 * t) for t in lengths
+    ]
+
+
+def test_an_arm_that_exceeds_the_budget_at_every_measured_length_is_searched_below() -> None:
+    (row,) = measured(FakeBench(10 << 20), sized((20_000, 30_000)))
+    assert row["fits"] <= 10_485 < row["fails"]
+    assert row["reason"] == f"peak {row['fails'] * 1000 / 2**20:.4g} MiB" != "peak 10 MiB"
+    assert row["fails"] / row["fits"] <= frontier.CLOSE
+
+
+def test_a_probe_is_not_waited_for_beyond_the_time_budget() -> None:
+    bench = FakeBench(10 << 20, hangs=True)
+    (row,) = measured(bench, sized((128, 256)), left_s=0.3)
+    assert max(bench.waited) <= 0.3
+    assert row["out_of_time"]
+    assert frontier.OUT_OF_TIME in row["reason"]
+    assert (row["fits"], row["fails"]) == (256, None)
+
+
+def test_a_slow_arm_leaves_the_others_their_part_of_the_time() -> None:
+    bench = FakeBench(10 << 20, hangs=True)
+    first, second = measured(bench, sized((128, 256), heads=4) + sized((128, 256)), left_s=0.8)
+    assert bench.waited[0] <= 0.4
+    assert 0.3 <= bench.waited[1] <= 0.4
+    assert first["out_of_time"]
+    assert second["probes"]
+
+
+def test_rows_that_lacked_time_go_on_where_they_were_and_others_are_not_repeated() -> None:
+    (first,) = measured(FakeBench(10 << 20), sized((128, 256)), left_s=0.0)
+    assert first["out_of_time"]
+    (second,) = measured(FakeBench(10 << 20), sized((128, 256)), done=[first | {"fits": 9000, "fails": 12_000}])
+    assert all(9000 < probe["x"] < 12_000 for probe in second["probes"])
+    assert measured(FakeBench(10 << 20), sized((128, 256)), done=[second]) == []
+
+
+def test_problems_that_differ_in_heads_have_rows_of_their_own() -> None:
+    records = sized((128, 256), heads=4) + sized((128, 256), heads=8)
+    rows = measured(FakeBench(10 << 20), records)
+    assert len({row["problem"] for row in rows}) == 2
+    assert [row["problem"] for row in measured(FakeBench(10 << 20), records, done=rows[:1])] == [rows[1]["problem"]]
+
+
+def test_a_length_that_no_tensor_may_have_ends_the_search_with_the_reason() -> None:
+    records = [
+        r.model_copy(update={"batch_size": 1024, "problem_id": r.problem_id}) for r in sized((128, 256, 512, 1024))
+    ]  # 2 MiB per token
+    (row,) = measured(FakeBench(1 << 31), records)
+    assert "limit of" in row["reason"]

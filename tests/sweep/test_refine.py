@@ -114,6 +114,18 @@ def test_an_interrupted_refinement_is_finished_with_its_own_lengths(tmp_path: Pa
     assert [p.q_len for p, _ in fake_group][: len(added)] == [p.q_len for p in added]
 
 
+def test_an_interrupted_refinement_that_does_not_fit_leaves_no_plan_without_rows(
+    tmp_path: Path, fake_group: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LAWS, "torch-eager", (0.06, 0.03, 3e-5))  # nothing crosses
+    run = make_campaign(tmp_path / "run", time_budget_s=100.0, started_s=campaigns.time.monotonic() - 93.9)
+    run.refined = [Problem.make(variant="self", seq_len=704)]
+    run.manifest["refined"] = [p.as_dict() for p in run.refined]
+    run.run([])
+    assert run.refined == run.manifest["refined"] == []
+    assert run.manifest["cases_planned"] == 2 * 5
+
+
 def crossing(low: float, mid: float, high: float, between: tuple[int, int]) -> Crossing:
     return Crossing(before="a", after="b", at=Estimate(low, mid, high), between=between, by="law")
 

@@ -5,7 +5,7 @@ const page = (() => {
   const meta = JSON.parse($("meta").textContent);
   const total = meta.rows.panel.length;
   const choices = [...meta.dimensions, { key: "arm", label: "arm", values: meta.arms.map((arm) => arm.name) }];
-  const options = {};  // name -> {initial, allowed}
+  const options = {}; // name -> {initial, allowed}
   const listeners = [];
   const state = { picks: {}, words: "", options: {}, section: "", detail: null };
   const seen = { cases: new Uint8Array(total), pairs: new Set(), panels: [], count: 0 };
@@ -38,7 +38,10 @@ const page = (() => {
     const words = new URLSearchParams(isAnchor ? "" : hash);
     for (const { key, values } of choices) {
       const known = new Map(values.map((value, i) => [value, i]));
-      const found = words.getAll(key).filter((value) => known.has(value)).map((value) => known.get(value));
+      const found = words
+        .getAll(key)
+        .filter((value) => known.has(value))
+        .map((value) => known.get(value));
       state.picks[key] = found.length > 0 || words.get(key) === "" ? new Set(found) : null;
     }
     for (const [name, { initial, allowed }] of Object.entries(options)) {
@@ -100,8 +103,9 @@ const page = (() => {
     seen.panels = meta.panels.map(() => 0);
     seen.count = 0;
     for (let i = 0; i < total; i++) {
-      const p = meta.rows.panel[i], a = meta.rows.arm[i];
-      const text = words.length ? texts[i] ?? meta.arms[a].name.toLowerCase() : "";
+      const p = meta.rows.panel[i],
+        a = meta.rows.arm[i];
+      const text = words.length ? (texts[i] ?? meta.arms[a].name.toLowerCase()) : "";
       const matches = panels[p] && arms[a] && words.every((word) => text.includes(word));
       seen.cases[i] = matches ? 1 : 0;
       if (!matches) continue;
@@ -116,8 +120,10 @@ const page = (() => {
   // ---- static parts
 
   const byPanel = Array.from(document.querySelectorAll("[data-panel]"));
-  const groups = Array.from(document.querySelectorAll("[data-group]")).reverse();  // inner ones first
-  const sections = Array.from(document.querySelectorAll("main > section")).filter((s) => s.querySelector("[data-panel]"));
+  const groups = Array.from(document.querySelectorAll("[data-group]")).reverse(); // inner ones first
+  const sections = Array.from(document.querySelectorAll("main > section")).filter((s) =>
+    s.querySelector("[data-panel]"),
+  );
   const empties = sections.map((section) => {
     const words = el("p", { class: "muted", text: "Nothing here matches the filter.", hidden: true });
     section.append(words);
@@ -149,7 +155,8 @@ const page = (() => {
 
   const units = { B: 1, KiB: 1024, MiB: 1048576, GiB: 1073741824, TiB: 1099511627776 };
   function cellValue(row, column) {
-    const text = row.cells[column].textContent, number = parseFloat(text.replace(/,/g, ""));
+    const text = row.cells[column].textContent,
+      number = parseFloat(text.replace(/,/g, ""));
     return text === "" ? null : Number.isNaN(number) ? text : number * (units[text.split(" ")[1]] || 1);
   }
   function compare(a, b) {
@@ -185,7 +192,9 @@ const page = (() => {
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     const id = link.getAttribute("href").slice(1);
-    change((s) => { s.section = id; });
+    change((s) => {
+      s.section = id;
+    });
     goTo(id);
   });
   addEventListener("popstate", () => {
@@ -210,5 +219,20 @@ const page = (() => {
     if (state.section) addEventListener("load", () => setTimeout(() => goTo(state.section, "instant")));
   }
 
-  return { $, el, unpack, meta, choices, state, seen, change, option, hasPair, total, start, goTo, listen: (f) => listeners.push(f) };
+  return {
+    $,
+    el,
+    unpack,
+    meta,
+    choices,
+    state,
+    seen,
+    change,
+    option,
+    hasPair,
+    total,
+    start,
+    goTo,
+    listen: (f) => listeners.push(f),
+  };
 })();

@@ -197,7 +197,7 @@ def test_a_drag_enlarges_and_a_button_brings_the_whole_range_back(visit, wide):
 def test_a_chart_is_saved_as_a_picture_without_a_request(visit, wide):
     page = visit(wide)
     with page.expect_download() as download:
-        page.get_by_role("button", name="Save self as PNG").first.click()
+        page.get_by_role("button", name="Save PNG of self").first.click()
     assert download.value.suggested_filename == "attnbench-1.png"
 
 
@@ -264,6 +264,23 @@ def test_a_browser_that_cannot_unpack_says_so_and_still_filters(visit, wide):
     assert not page.locator("#detail").is_visible()
 
 
+def test_a_report_written_without_plotly_says_so_and_keeps_the_rest(visit, make_report, lab, monkeypatch):
+    monkeypatch.setattr("attnbench.report.page_data.plotly_source", refuse)
+    page = visit(make_report(lab.default_records(["torch-sdpa"], variants=("self",), seq_lens=(128, 256)), figures=1))
+    assert "pip install plotly" in page.inner_text("#explorer-note")
+    page.locator("#filters .menu summary").click()
+    page.locator("#filters").get_by_label("torch-sdpa").uncheck()
+    assert shown(page, "#all tbody tr") == 0
+    page.click("#reset")
+    open_arm(page, "torch-sdpa")
+    assert "20 rounds" in page.inner_text("#detail-words")
+    assert not page.locator("#detail-samples").is_visible()
+
+
+def refuse():
+    raise ImportError("plotly is not installed", name="plotly")
+
+
 def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_report, lab):
     arms = [*lab.ARMS, *(f"my-runtime-{i}" for i in range(8))]
     records = [
@@ -290,6 +307,8 @@ def test_two_thousand_records_of_twenty_arms_fit_and_stay_usable(visit, make_rep
     assert shown(page, "#charts figure") == 12
     drawn(page, lambda: page.locator("#legend-list .only").nth(4).click(force=True))
     assert page.inner_text("#shown") == "100 of 2,000 cases"
+    page.click("nav a[href='#table']")
+    assert shown(page, "#all tbody tr") == 100
     assert plot(page, "data.length") == 1
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
