@@ -2,10 +2,19 @@ const cells = JSON.parse(document.getElementById('data').textContent);
 const box = document.getElementById('cell');
 let pinned = null;
 
+const quoted = text => "'" + text.replaceAll("'", "'\\''") + "'";
+const folder = location.protocol === 'file:' ? decodeURIComponent(location.pathname).replace(/\/[^/]*$/, '') : 'FOLDER';
+
+function command(c) {  // what is of the onnx package lies there, and what no plug-in claims has no file
+  if (c.exporter === 'onnx' || c.verdict === 'unsupported') return '';
+  return `attnbench repro ${quoted(folder)} ${quoted(c.arm + ':' + c.probe)}`;
+}
+
 function facts(c) {
   const error = c.error === null ? '' : c.error.toPrecision(3) + ', ' + c.limit + ' is allowed';
   return [['probe', c.probe], ['shows', c.shows], ['problem', c.problem], ['arm', c.arm], ['verdict', c.verdict],
-    ['how', c.how], ['error', error], ['expected', c.expected], ['got', c.got]].filter(f => f[1] !== '');
+    ['how', c.how], ['error', error], ['expected', c.expected], ['got', c.got],
+    ['as a zip', command(c)]].filter(f => f[1] !== '');
 }
 
 function show(button) {
