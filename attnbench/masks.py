@@ -6,14 +6,15 @@ A name is `none`, or a position rule, or a tensor, or both joined by `+`: `causa
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.errors import ProblemError
 
-Int64 = NDArray[np.int64]
+if TYPE_CHECKING:  # the command line parses masks, and starts without NumPy
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Int64 = NDArray[np.int64]
 
 NO_MASK = "none"
 CAUSAL = ("causal_top_left", "causal_bottom_right")
@@ -66,15 +67,15 @@ class Mask:
         """The name of its position rule alone."""
         return self.name.split("+")[0] if self.position else NO_MASK
 
-    def visible(self, positions: Int64, q_len: int, kv_len: int) -> tuple[Int64, Int64]:
+    def visible(self, positions: "Int64", q_len: int, kv_len: int) -> "tuple[Int64, Int64]":
         """The first key that each query position sees by the position rule, and the first behind the last it sees."""
-        first = np.zeros(len(positions), dtype=np.int64)
+        first = positions * 0
         if not self.position:
-            return first, np.full(len(positions), kv_len)
+            return first, first + kv_len
         offset = kv_len - q_len if self.position == "causal_bottom_right" else 0
-        end = np.clip(positions + 1 + offset, 0, kv_len)
+        end = (positions + 1 + offset).clip(0, kv_len)
         if self.window is not None:
-            first = np.minimum(np.maximum(positions + 1 - self.window, 0), end)
+            first = (positions + 1 - self.window).clip(0, end)
         return first, end
 
     @property
