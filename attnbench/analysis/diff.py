@@ -242,10 +242,14 @@ def _memory(old: Record, new: Record) -> list[Finding]:
 
 
 def _kernel(old: Record, new: Record) -> list[Finding]:
-    """Another kernel, or facts that are not what they were; figures with a decimal point are readings, not facts."""
+    """Another kernel, or facts that are not what they were; figures with a decimal point are readings, not facts.
+
+    A kernel that the law of memory told in one run and left open in the other is no change: the peaks were noisier.
+    """
     found = []
     kernels = old.attention_kernel, new.attention_kernel
-    if kernels[0] != kernels[1]:
+    is_left_open = "memory-law" in (old.kernel_evidence, new.kernel_evidence) and bool(set(kernels) & set(_UNTOLD))
+    if kernels[0] != kernels[1] and not is_left_open:
         is_gain = kernels[0] in _UNTOLD and kernels[1] not in _UNTOLD
         found.append(_finding("kernel", "better" if is_gain else "changed", "attention_kernel", old, new))
     for key in sorted(old.facts.keys() | new.facts.keys()):

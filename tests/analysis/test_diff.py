@@ -117,6 +117,15 @@ def test_another_kernel_fails_and_one_that_is_now_known_does_not(rows, side, old
     assert found.exit_code(["kernel"]) == int(direction == "changed")
 
 
+@pytest.mark.parametrize("is_newer_open", [True, False])
+def test_a_kernel_that_the_law_of_memory_leaves_open_in_one_run_is_no_change(rows, side, is_newer_open):
+    told = side(changed(rows, attention_kernel="fused", kernel_evidence="memory-law"))
+    left_open = side(changed(rows, attention_kernel="unknown", kernel_evidence=None))
+    assert findings(diff(*((told, left_open) if is_newer_open else (left_open, told)))) == []
+    written_out = side(changed(rows, attention_kernel="unfused", kernel_evidence="memory-law"))
+    assert findings(diff(told, written_out)) == [("kernel", "changed", "attention_kernel")]
+
+
 def test_another_placement_is_another_kernel_and_a_reading_is_not(rows, side):
     old = {"placement": {"CPU": {"MatMul": 6}}, "took_ms": 1.5, "spinning": "never"}
     new = {"placement": {"CPU": {"MatMul": 5}}, "took_ms": 1.7, "spinning": "never"}
