@@ -12,6 +12,7 @@ from attnbench.records import COLUMNS, Record
 from attnbench.sweep import rounds
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
+from attnbench.sweep.grid import TORCH
 from attnbench.sweep.rundir import Samples
 
 NS_PER_MS = 1e6
@@ -201,6 +202,8 @@ def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
             reason = case.memory_reason
         elif column.startswith("speedup"):
             reason = _why_no_ratio(case)
+        elif reason == _TORCH_ONLY and case.arm.exporter != TORCH:
+            reason = "no file was written"
         elif column == "first_logit_scale_outside" and not case.stress:
             reason = case.stress_reason
         reason = case.determinism_reasons.get(column, reason)
