@@ -270,7 +270,11 @@ class Tasks:
             return {"unsupported": f"{runtime} runs files of its own problems only: it has no run_model"}
         expected = onnx_cases.read_tensors(Path(folder), "out")
         found = run_model(Path(folder) / "model.onnx", onnx_cases.read_tensors(Path(folder), "in"))
-        return probing.judge_arrays([(name, found[name], array) for name, array in expected.items()])
+        answer = probing.judge_arrays([(name, found[name], array) for name, array in expected.items()])
+        if not answer["ok"]:
+            ignored = onnx_cases.ignored_attributes(Path(folder), found[next(iter(expected))])
+            answer["how"] = "; ".join(filter(None, [ignored, answer["how"]]))
+        return answer
 
     def facts(self) -> dict[str, Any]:
         """What really ran, as the session tells it."""
