@@ -66,7 +66,8 @@ def case_text(r: Record, manifest: Mapping[str, Any], run_name: str, *, width: i
     """The paragraphs for a terminal."""
     import textwrap
 
-    lines = [f"{text.printable(r.arm)}, {problem_of(r).label()}, {r.num_heads} heads of {r.head_dim}: case {r.case_id}"]
+    title = f"{text.printable(r.arm)}, {problem_of(r).label()}, {r.num_heads} heads of {r.head_dim}: case {r.case_id}"
+    lines = textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
     for heading, words in case_paragraphs(r, manifest, text.printable(run_name)):
         filled = textwrap.fill(text.printable(words), width - 13, break_long_words=False, break_on_hyphens=False)
         lines += [f"{heading if i == 0 else '':11}  {line}" for i, line in enumerate(filled.split("\n"))]
@@ -196,6 +197,15 @@ def as_dict(r: Record, manifest: Mapping[str, Any], run_name: str) -> dict[str, 
     sentences: Sequence[tuple[str, str]] = case_paragraphs(r, manifest, run_name)
     return {
         "case_id": r.case_id, "arm": r.arm, "status": r.status, "problem": problem_of(r).as_dict(),
-        "gates": [{**gate._asdict(), "used": gate.used} for gate in gates(r)],
+        "gates": [
+            {"name": gate.name, "measured": _json_number(gate.measured), "allowed": gate.allowed,
+             "used": _json_number(gate.used)}
+            for gate in gates(r)
+        ],
         "sentences": dict(sentences), "empty_reasons": r.empty_reasons,
     }  # fmt: skip
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN and no infinity: they are spelt out."""
+    return value if math.isfinite(value) else str(value)
