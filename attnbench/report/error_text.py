@@ -32,7 +32,8 @@ def error_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sect
             "nearest to the limit",
             f"first {x} outside",
         )
-        tables.append(Table(caption=name(panel), head=head, rows=[_row(law, x) for law in laws]))
+        rows = [_row(law, x) for law in laws]
+        tables.append(Table(caption=name(panel), head=head, rows=rows, panel=panel.number - 1))
         lines += [f"{name(panel)}: {_outside(law, x)}" for law in laws if law.first_outside is not None]
     intro = (
         "Error of the worst row against the float64 oracle, over T. The slope is that of log error over log T with its "

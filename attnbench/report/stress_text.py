@@ -27,7 +27,7 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
         if classes:
             head = ("arm", *(_title(c) for c in classes), "first scale outside")
             rows = [[arm, *(_worst(panel, records, c) for c in classes), _first(records)] for arm, records in asked]
-            tables.append(Table(caption=name(panel), head=head, rows=rows))
+            tables.append(Table(caption=name(panel), head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Error of the worst row over what is allowed for logits of spread 4 (near ties and masked rows: 1), the "
         "largest over the lengths and where; above 1 is outside. Logits x N have spread N; x 1024 makes rows one-hot. "
