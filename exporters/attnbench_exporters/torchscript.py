@@ -79,6 +79,7 @@ def trace(module: Any, problem: Problem, opset: int, *, as_given: bool = False) 
     }
     buffer = io.BytesIO()
     with torch_export.tracing():
+        torch.onnx.register_custom_op_symbolic("aten::mT", _swap_last_axes, 9)  # torch has none of its own
         try:
             torch.onnx.export(
                 module, args, buffer, dynamo=False, opset_version=opset, input_names=list(problem.input_dims()),
@@ -138,3 +139,9 @@ def _other_example(problem: Problem) -> Problem:
     if problem.variant == "decode":
         kv_len = _OTHER_Q_LEN + _OTHER_KV_LEN
     return problem.at(q_len=_OTHER_Q_LEN, kv_len=kv_len, batch_size=_OTHER_BATCH_SIZE)
+
+
+def _swap_last_axes(graph: Any, x: Any) -> Any:
+    """`Tensor.mT` as a Transpose."""
+    axes = list(range(x.type().dim()))
+    return graph.op("Transpose", x, perm_i=[*axes[:-2], axes[-1], axes[-2]])
