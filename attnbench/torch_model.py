@@ -38,7 +38,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: 
     k = repeat_heads(k, q.shape[1])  # (B, h, T_kv, d_h)
     v = repeat_heads(v, q.shape[1])  # (B, h, T_kv, d_v)
     scores = (q * scale) @ k.transpose(-2, -1)  # (B, h, T_q, T_kv)
-    allowed = allowed_keys(mask, rule, scores)  # broadcasts to (B, h, T_q, T_kv)
+    allowed = allowed_keys(mask, rule, q, k)  # broadcasts to (B, h, T_q, T_kv)
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask  # (B, h, T_q, T_kv)
     if allowed is not None:
@@ -55,21 +55,21 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     return x if groups == 1 else x.repeat_interleave(groups, dim=1)
 
 
-def allowed_keys(mask: Tensor | None, rule: Mask, scores: Tensor) -> Tensor | None:
+def allowed_keys(mask: Tensor | None, rule: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """True where a query may see a key, by position and by a boolean mask; None where every key is allowed."""
     by_mask = mask if mask is not None and mask.dtype == torch.bool else None
     if not rule.position:
         return by_mask
-    by_position = visible(rule, scores)  # (T_q, T_kv)
+    by_position = visible(rule, q, k)  # (T_q, T_kv)
     return by_position if by_mask is None else by_position & by_mask
 
 
-def visible(rule: Mask, scores: Tensor) -> Tensor:
-    """True where query i may see key j by position alone. (B, h, T_q, T_kv) -> (T_q, T_kv)."""
-    query = torch.arange(scores.shape[-2], device=scores.device)[:, None]  # (T_q, 1)
-    key = torch.arange(scores.shape[-1], device=scores.device)  # (T_kv,)
+def visible(rule: Mask, queries: Tensor, keys: Tensor) -> Tensor:
+    """True where query i may see key j by position alone. (..., T_q, any), (..., T_kv, any) -> (T_q, T_kv)."""
+    query = torch.arange(queries.shape[-2], device=queries.device)[:, None]  # (T_q, 1)
+    key = torch.arange(keys.shape[-2], device=queries.device)  # (T_kv,)
     if rule.position == "causal_bottom_right":
-        query = query + (scores.shape[-1] - scores.shape[-2])  # the last query sees the last key
+        query = query + (keys.shape[-2] - queries.shape[-2])  # the last query sees the last key
     if rule.window is None:
         return key <= query  # (T_q, T_kv)
     return (key <= query) & (key > query - rule.window)  # (T_q, T_kv)
@@ -79,7 +79,7 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rule: M
     """The same by PyTorch's fused operator; its `is_causal` is top-left. Shapes as in `eager_attention`."""
     is_causal = rule.position == "causal_top_left" and mask is None
     if rule.position and not is_causal:
-        by_position = visible(rule, q @ k[:, :1].mT)  # (T_q, T_kv)
+        by_position = visible(rule, q, k)  # (T_q, T_kv)
         if mask is None:
             mask = by_position
         elif mask.dtype == torch.bool:

@@ -38,6 +38,11 @@ def test_torch_tells_its_kernel_by_a_profile(fields: dict[str, Any]) -> None:
         assert (facts.attention_kernel, facts.kernel_evidence) == (kernel, "profile")
 
 
+@pytest.mark.parametrize("fields", PROBLEMS, ids=str)
+def test_sdpa_computes_no_scores_beside_its_kernel(fields: dict[str, Any]) -> None:
+    assert "aten::bmm" not in _facts(TorchSdpa(), _problem(fields)).detail["profiled_operators"]
+
+
 def test_values_of_another_size_make_sdpa_write_the_scores_out_and_that_is_told() -> None:
     facts = _facts(TorchSdpa(), _problem({"v_head_dim": 4}))
     assert (facts.attention_kernel, facts.kernel_evidence) == ("math", "profile")
