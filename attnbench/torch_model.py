@@ -208,6 +208,28 @@ class DecodeStep(nn.Module):  # type: ignore[misc]  # torch is not type-checked 
         return block.merge(block.core(q, k, v, mask)), k, v
 
 
+class InPlaceDecodeStep(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
+    """The step of `DecodeStep` on a cache that has room for the new tokens: no old token is copied."""
+
+    def __init__(self, block: AttentionBlock) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """X (B, T_q, d) -> y (B, T_q, d).
+
+        Args:
+            x: the new tokens.
+            keys: (B, h_kv, P + T_q, d_h), the P old ones first; what is behind them is overwritten.
+            values: (B, h_kv, P + T_q, d_v), likewise.
+            mask: as in `AttentionCore`.
+        """
+        q, k, v = self.block.project(x, x)
+        past = keys.shape[2] - x.shape[1]
+        keys[:, :, past:], values[:, :, past:] = k, v
+        return self.block.merge(self.block.core(q, keys, values, mask))  # (B, T_q, d)
+
+
 class MaskedSelfAttention(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
     """Self-attention whose second input is a mask, not a context."""
 

@@ -185,12 +185,13 @@ class TorchSession:
     """The module and the tensors that it is called with."""
 
     def __init__(self, runtime: TorchRuntime, problem: Problem, settings: Settings) -> None:
-        from attnbench.torch_model import build_module
+        from attnbench.torch_model import InPlaceDecodeStep, build_module
 
         self._runtime, self._problem, self._threads = runtime, problem, settings.threads
         self._backend = settings.options.get(BACKEND_OPTION)
         self._module = build_module(problem, seed=settings.seed, attention=runtime.attention)
-        self._run: Callable[..., Any] = self._module
+        self._in_place = problem.variant == "decode" and not runtime.compiled
+        self._run: Callable[..., Any] = InPlaceDecodeStep(self._module.block) if self._in_place else self._module
         self._tensors: tuple[Any, ...] = ()
         self._output: Any = None
         self._kernel: tuple[str, dict[str, int]] | None = None
@@ -228,6 +229,8 @@ class TorchSession:
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """Copy the inputs into tensors; a compiled module is compiled for their shapes."""
         self._tensors = _tensors(binding.own_inputs(self._problem, inputs))
+        if self._in_place:
+            self._tensors = _with_room(self._tensors)
         self._output = self._kernel = None
         if self._runtime.compiled and self._compiled_shapes != [tuple(t.shape) for t in self._tensors]:
             self._compile()
@@ -272,6 +275,7 @@ class TorchSession:
         if self._kernel is None and self._tensors:
             self._kernel = self._profile()
         kernel, operators = self._kernel or (UNKNOWN, {})
+        is_decode = self._problem.variant == "decode"
         if self._backend is not None and kernel not in (self._backend, UNKNOWN):
             raise ReadBackError(f"kernel {self._backend} was asked, torch ran {kernel}: {operators}")
         evidence = "profile" if self._backend is None else "pinned"
@@ -280,6 +284,7 @@ class TorchSession:
             threads=torch.get_num_threads(), compute_precision=self._precision(), attention_kernel=kernel,
             kernel_evidence=evidence if kernel != UNKNOWN else "", build_ms=self._build_ms,
             detail={
+                **({"cache": "written in place" if self._in_place else "copied"} if is_decode else {}),
                 "inter_op_threads": torch.get_num_interop_threads(), "float32_matmul_precision": allowed,
                 "profiled_operators": operators,
             },
@@ -314,6 +319,16 @@ class TorchSession:
         if not kernels and _SOFTMAX in seen:
             kernels = ["math"]
         return (kernels[0] if len(kernels) == 1 else UNKNOWN), seen
+
+
+def _with_room(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of a decode step with room in the cache for the new tokens."""
+    import torch
+
+    x, past_key, past_value, *mask = tensors
+    grown = (torch.cat([past, past.new_zeros(*past.shape[:2], x.shape[1], past.shape[3])], 2)
+             for past in (past_key, past_value))  # fmt: skip
+    return (x, *grown, *mask)
 
 
 def _tensors(inputs: Mapping[str, Array]) -> tuple[Any, ...]:

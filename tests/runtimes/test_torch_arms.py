@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from attnbench.errors import ProblemError, ReadBackError, UnsupportedError
-from attnbench.inputs import make_inputs
+from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Settings
 from attnbench.problem import Problem
+from attnbench.reference import reference_output
 from attnbench_runtimes.torch_arms import TorchCompile, TorchEager, TorchSdpa
 
 
@@ -147,3 +148,24 @@ def test_compiling_is_measured_apart_from_calls() -> None:
     assert facts.attention_kernel == "flash"
     with TorchSdpa().load(problem, None, Settings()) as session:
         assert session.facts().build_ms is None
+
+
+@pytest.mark.parametrize("runtime", [TorchEager(), TorchSdpa()], ids=lambda r: r.name)
+@pytest.mark.parametrize("mask", ["", "causal_bottom_right+key_padding"])
+def test_a_decode_step_writes_into_its_cache_and_is_right_every_time(runtime, mask):
+    problem = Problem.make(
+        variant="decode", seq_len=40, q_len=3, batch_size=2, num_heads=4, num_kv_heads=2, head_dim=8, mask=mask
+    )
+    inputs = make_inputs(problem)
+    expected = reference_output(problem, inputs, make_weights(problem))
+    with runtime.load(problem, None, Settings()) as session:
+        call = session.bind(inputs)
+        for _ in range(3):
+            call()
+            np.testing.assert_allclose(session.outputs(), expected, rtol=0, atol=1e-5)
+        assert session.facts().detail["cache"] == "written in place"
+        sized = problem.at(q_len=1, kv_len=9, batch_size=1)
+        again = make_inputs(sized)
+        session.bind(again)()
+        wanted = reference_output(sized, again, make_weights(sized))
+        np.testing.assert_allclose(session.outputs(), wanted, rtol=0, atol=1e-5)
