@@ -158,7 +158,8 @@ class FakeBench:
 
 
 def measured(bench: FakeBench, records: list[Record], *, left_s: float | None = None, done: Any = ()) -> list[Any]:
-    problems = {r.problem_id: Problem.from_dict({f: getattr(r, f) for f in FIELDS}) for r in records}
+    known = {r.problem_id: {f: v for f in FIELDS if (v := getattr(r, f, None)) is not None} for r in records}
+    problems = {problem_id: Problem.from_dict(told) for problem_id, told in known.items()}
     end = None if left_s is None else time.monotonic() + left_s
     return list(
         frontier.measure_frontiers(
