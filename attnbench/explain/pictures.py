@@ -57,7 +57,7 @@ def write(folder: Path, subject: Subject, names: list[str]) -> list[Path]:
     Raises:
         OSError: the folder cannot be written.
     """
-    from attnbench.sweep.rundir import write_atomically
+    from attnbench.files import write_bytes
 
     pictures: dict[str, bytes] = {}
     for problem in topics.pattern_problems():
@@ -67,7 +67,7 @@ def write(folder: Path, subject: Subject, names: list[str]) -> list[Path]:
         pictures[f"attention-{problem.variant}.png"] = blob.getvalue()
     files = {**pictures, "lesson.html": page(subject, names, pictures).encode()}
     for name, content in files.items():
-        write_atomically(folder / name, content)
+        write_bytes(folder / name, content)
     return [folder / name for name in files]
 
 

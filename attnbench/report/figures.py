@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.files import write_bytes
 from attnbench.problem import digest
 from attnbench.report.style import DARK_HUES, GRID, LIGHT_HUES, LIGHT_PAGE, MUTED, TEXT
-from attnbench.report.tables import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,18 +91,14 @@ def save(figure: "Figure", folder: Path, name: str) -> str:
         OSError: the folder cannot be written.
     """
     svg = svg_text(figure, name)
-    write_atomically(folder / f"{name}.svg", lambda path: _write_bytes(path, svg.encode()))
+    write_bytes(folder / f"{name}.svg", svg.encode())
     png = io.BytesIO()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     figure.savefig(png, format="png", dpi=PNG_DOTS_PER_INCH, metadata={"Software": None})
-    write_atomically(folder / f"{name}.png", lambda path: _write_bytes(path, png.getvalue()))
+    write_bytes(folder / f"{name}.png", png.getvalue())
     return svg
-
-
-def _write_bytes(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 def svg_text(figure: "Figure", name: str) -> str:

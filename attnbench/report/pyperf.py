@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnbench.errors import InputError
+from attnbench.files import write_bytes
 from attnbench.records import Record
-from attnbench.report import tables
 from attnbench.report.names import case_names
 from attnbench.report.text import printable
 
@@ -46,7 +46,7 @@ class Suite:
         """
         blob = json.dumps(self.document, separators=(",", ":"), sort_keys=True).encode()
         blob = gzip.compress(blob, mtime=0) if path.name.endswith(".gz") else blob + b"\n"
-        tables.write_atomically(path, lambda temporary: _write_bytes(temporary, blob))
+        write_bytes(path, blob)
 
 
 def make_suite(run_dir: Path, records: Sequence[Record], manifest: Mapping[str, Any], values: Values) -> Suite:
@@ -153,7 +153,3 @@ def _known(facts: Mapping[str, Any]) -> dict[str, Any]:
     clean = {key: printable(v).strip() if isinstance(v, str) else v for key, v in facts.items()}
     finite = {k: v for k, v in clean.items() if not isinstance(v, float) or math.isfinite(v)}
     return {key: value for key, value in finite.items() if value not in (None, "")}
-
-
-def _write_bytes(path: Path, blob: bytes) -> None:
-    path.write_bytes(blob)

@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from attnbench.errors import RecordsError
+from attnbench.files import write_atomically, write_bytes
 from attnbench.records import COLUMNS, Record
 
 if TYPE_CHECKING:
@@ -167,28 +167,10 @@ def _sample_batches(file: Path, schema: "pa.Schema") -> "Iterable[pa.RecordBatch
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file beside `path`, then rename it; on failure nothing is left and the old file stays.
-
-    Raises:
-        OSError: from creating, writing or renaming.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically as UTF-8.
 
     Raises:
         OSError: the folder cannot be written.
     """
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-
-    write_atomically(path, write)
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))

@@ -4,12 +4,12 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import InputError, RecordsError
+from attnbench.files import write_atomically, write_bytes
 from attnbench.records import SCHEMA_VERSION, Record, append_records, read_records
 
 RECORDS, MANIFEST = "records.jsonl", "manifest.json"
@@ -101,7 +101,7 @@ class RunDirectory:
         """Replace the manifest as a whole."""
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         # A command line that was not UTF-8 holds surrogates; backslashes make them JSON's own escapes.
-        write_atomically(self.manifest_path, text.encode("utf-8", "backslashreplace"))
+        write_bytes(self.manifest_path, text.encode("utf-8", "backslashreplace"))
 
     def append(self, problem_id: str, records: Iterable[Record], samples: Samples) -> None:
         """A finished group: first its samples file, then its records in one write."""
@@ -118,7 +118,7 @@ class RunDirectory:
     def keep_only(self, records: Iterable[Record]) -> None:
         """Rewrite the records as a whole (after a crash: without torn groups)."""
         lines = "".join(r.model_dump_json() + "\n" for r in records)
-        write_atomically(self.records_path, lines.encode())
+        write_bytes(self.records_path, lines.encode())
 
     def _write_samples(self, problem_id: str, samples: Samples) -> None:
         import numpy as np
@@ -145,25 +145,4 @@ class RunDirectory:
             }
         )
         target = self.path / "samples" / f"{problem_id}.parquet"
-        temporary = target.with_suffix(".tmp")
-        try:
-            pq.write_table(table, temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def write_atomically(path: Path, blob: bytes) -> None:
-    """The file is the old one or the new one, never a part; nothing is left behind on failure."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(fd, "wb") as f:
-            f.write(blob)
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        write_atomically(target, lambda temporary: pq.write_table(table, temporary))

@@ -13,10 +13,11 @@ import pytest
 
 from attnbench import api
 from attnbench.errors import InputError, RecordsError
+from attnbench.files import write_bytes
 from attnbench.records import Record, append_records, read_records
 from attnbench.sweep import grid, runner
 from attnbench.sweep.progress import Silent
-from attnbench.sweep.rundir import RunDirectory, write_atomically
+from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 from tests.sweep import fakes
 
@@ -203,7 +204,7 @@ def test_a_full_disk_leaves_the_records_as_they_were(tmp_path: Path, monkeypatch
         append_records(path, [record])
     assert path.read_text() == "kept\n"
     with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"other")
+        write_bytes(path, b"other")
     assert path.read_text() == "kept\n"
     assert [p.name for p in tmp_path.iterdir()] == ["records.jsonl"]
 
