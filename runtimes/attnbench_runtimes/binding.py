@@ -1,5 +1,7 @@
 """What every runtime does with inputs and settings before and after its own calls."""
 
+import importlib
+import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,10 +9,31 @@ from pathlib import Path
 import numpy as np
 
 from attnbench.errors import NotRunError, ProblemError, UnsupportedError
-from attnbench.interfaces import Array, Settings, numpy_dtype
+from attnbench.interfaces import SUPPORTED, Array, Artifact, Probe, Settings, Support, numpy_dtype
 from attnbench.problem import Problem
 
 _OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
+
+
+def probe_package(distribution: str, module: str) -> Probe:
+    """Is a package installed, and can it be imported? A wheel whose libraries do not load is found here."""
+    fix = f"pip install {distribution}"
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return Probe(available=False, reason=f"the package {distribution} is not installed", fix=fix)
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError) as err:
+        return Probe(available=False, version=version, reason=f"{module} cannot be imported: {err}", fix=fix)
+    return Probe(available=True, version=version)
+
+
+def needs_file(runtime: str, artifact: Artifact | None) -> Support:
+    """What a runtime of files supports: every one; what it cannot run it says at loading, in its own words."""
+    if artifact is None:
+        return Support(ok=False, reason=f"{runtime} runs ONNX files; name an exporter")
+    return SUPPORTED
 
 
 def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:

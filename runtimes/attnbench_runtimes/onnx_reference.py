@@ -25,22 +25,11 @@ class OnnxReference:
 
     def probe(self) -> Probe:
         """Is onnx there?"""
-        try:
-            version = importlib.metadata.version("onnx")
-        except importlib.metadata.PackageNotFoundError:
-            return Probe(available=False, reason="the package onnx is not installed", fix="pip install onnx")
-        try:
-            import onnx.reference  # noqa: F401
-        except (ImportError, OSError) as err:
-            reason = f"onnx.reference cannot be imported: {err}"
-            return Probe(available=False, version=version, reason=reason, fix="pip install onnx")
-        return Probe(available=True, version=version)
+        return binding.probe_package("onnx", "onnx.reference")
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every file; an operator that onnx does not implement is found at loading, in onnx's words."""
-        if artifact is None:
-            return Support(ok=False, reason=f"{self.name} runs ONNX files; name an exporter")
-        return Support(ok=True)
+        return binding.needs_file(self.name, artifact)
 
     @contextlib.contextmanager
     def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> "Iterator[ReferenceSession]":

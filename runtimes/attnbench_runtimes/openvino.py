@@ -38,22 +38,11 @@ class OpenVino:
 
     def probe(self) -> Probe:
         """Is openvino there?"""
-        fix = "pip install openvino"
-        try:
-            version = importlib.metadata.version("openvino")
-        except importlib.metadata.PackageNotFoundError:
-            return Probe(available=False, reason="the package openvino is not installed", fix=fix)
-        try:
-            import openvino  # noqa: F401  # a wheel whose libraries do not load is found here
-        except (ImportError, OSError) as err:
-            return Probe(available=False, version=version, reason=f"openvino cannot be imported: {err}", fix=fix)
-        return Probe(available=True, version=version)
+        return binding.probe_package("openvino", "openvino")
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every file; what it cannot compile is found at loading, in OpenVINO's own words."""
-        if artifact is None:
-            return Support(ok=False, reason=f"{self.name} runs ONNX files; name an exporter")
-        return Support(ok=True)
+        return binding.needs_file(self.name, artifact)
 
     @contextlib.contextmanager
     def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> "Iterator[OpenVinoSession]":

@@ -66,9 +66,7 @@ class OrtRuntime:
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every file; what has no kernel is found at loading, in ONNX Runtime's own words."""
-        if artifact is None:
-            return Support(ok=False, reason=f"{self.name} runs ONNX files; name an exporter")
-        return Support(ok=True)
+        return binding.needs_file(self.name, artifact)
 
     @contextlib.contextmanager
     def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> "Iterator[OrtSession]":

@@ -45,16 +45,7 @@ class TorchRuntime:
 
     def probe(self) -> Probe:
         """Is torch there?"""
-        fix = "pip install torch"
-        try:
-            version = importlib.metadata.version("torch")
-        except importlib.metadata.PackageNotFoundError:
-            return Probe(available=False, reason="the package torch is not installed", fix=fix)
-        try:
-            import torch  # noqa: F401  # a wheel whose libraries do not load is found here
-        except (ImportError, OSError) as err:
-            return Probe(available=False, version=version, reason=f"torch cannot be imported: {err}", fix=fix)
-        return Probe(available=True, version=version)
+        return binding.probe_package("torch", "torch")
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every problem."""
