@@ -28,7 +28,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _SIZES = ("batch_size", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim")
 MASK_NAME = "mask"
-_USUAL_MASK = {"causal": "causal_top_left", "decode": "causal_bottom_right"}
+USUAL_MASK = {"causal": "causal_top_left", "decode": "causal_bottom_right"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Problem:
     def __post_init__(self) -> None:
         """Fill in defaults, refuse what cannot be computed."""
         if self.mask == "":
-            object.__setattr__(self, "mask", _USUAL_MASK.get(self.variant, "none"))
+            object.__setattr__(self, "mask", USUAL_MASK.get(self.variant, "none"))
         if self.v_head_dim == 0:
             object.__setattr__(self, "v_head_dim", self.head_dim)
         for field, allowed in _CHOICES.items():
@@ -83,7 +83,7 @@ class Problem:
             raise ProblemError(f"scale must be a finite number above 0, got {self.given_scale!r}")
         if self.part == "core" and (self.bias or self.value_map != "joint"):
             raise ProblemError("part core has no projections, so no bias and no value map; use part block")
-        if (self.variant in _USUAL_MASK) != bool(self.masking.position):
+        if (self.variant in USUAL_MASK) != bool(self.masking.position):
             raise ProblemError(
                 f"variant {self.variant} contradicts mask {self.mask!r}: variant causal has a causal or sliding-window "
                 "rule, self and cross have none"
@@ -293,7 +293,7 @@ class Problem:
         """A short line for people: `block causal T=1024 fp32`."""
         lengths = f"T={self.q_len}" if self.q_len == self.kv_len else f"T={self.q_len}x{self.kv_len}"
         batch = "" if self.batch_size == 1 else f" B={self.batch_size}"
-        usual = _USUAL_MASK.get(self.variant, "none")
+        usual = USUAL_MASK.get(self.variant, "none")
         words = [] if self.mask == usual else [self.mask]
         words += [] if self.num_kv_heads == self.num_heads else [f"H={self.num_heads}/{self.num_kv_heads}"]
         words += [] if self.v_head_dim == self.head_dim else [f"D={self.head_dim}/{self.v_head_dim}"]

@@ -5,10 +5,29 @@ import site
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from attnbench import api, cli
+from attnbench.errors import InputError
+from attnbench.records import Record
+
 InstallPlugin = Callable[..., Path]
+Call = tuple[int, str, str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Call]:
+    """Run the command in this process; gives exit code, stdout and stderr."""
+
+    def call(*argv: str) -> Call:
+        code = cli.main(list(argv))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture
@@ -61,3 +80,45 @@ def write_distribution(folder: Path, name: str, groups: dict[str, dict[str, str]
     for group, points in groups.items():
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def record(status: Any, seq_len: int) -> Record:
+    """A record of `ort-cpu` at T = seq_len."""
+    return Record(
+        run_id="r", started_at_utc="2026-11-29T12:00:00+00:00", case_id=f"c{seq_len}", problem_id=f"p{seq_len}",
+        arm="onnx-attention@ort-cpu", part="block", variant="self", mask="none", batch_size=1, q_len=seq_len,
+        kv_len=seq_len, num_heads=8, num_kv_heads=8, head_dim=64, embed_dim=512, dtype="fp32",
+        exporter="onnx-attention", runtime="ort-cpu", status=status, seed=0, attnbench_version="0",
+        latency_ms_median=1.5, latency_ms_ci_low=1.4, latency_ms_ci_high=1.6,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stand in for `api.bench` and `api.plan`; gives what they were called with."""
+    seen: dict[str, Any] = {}
+
+    def bench(**arguments: Any) -> SimpleNamespace:
+        seen.update(arguments)
+        rows = [record("ok", 128), record("mismatch", 512), record("ok", 1024)]
+        return SimpleNamespace(
+            path=Path("results/x"), rows=rows, manifest={}, notices=["look here"], exit_code=1, is_reported=True
+        )
+
+    def plan(**arguments: Any) -> None:
+        seen.update(arguments)
+        raise InputError("this plan goes no further")
+
+    monkeypatch.setattr(api, "bench", bench)
+    monkeypatch.setattr(api, "plan", plan)
+    return seen
+
+
+def assert_one_sentence(call: Call, *parts: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that has all parts."""
+    code, out, err = call
+    assert (code, out) == (2, ""), err
+    assert err.startswith("attnbench: ")
+    assert err.count("\n") == 1, err
+    for part in parts:
+        assert part in err

@@ -12,71 +12,15 @@ from typing import Any
 
 import pytest
 
-from attnbench import __version__, api, cli, console, flags, selftest
+from attnbench import __version__, api, console, selftest
 from attnbench.errors import InputError, ReadBackError, UnavailableError
-from attnbench.records import Record
-
-Call = tuple[int, str, str]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Call]:
-    """Run the command in this process; gives exit code, stdout and stderr."""
-
-    def call(*argv: str) -> Call:
-        code = cli.main(list(argv))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
-
-
-def record(status: Any, seq_len: int) -> Record:
-    """A record of `ort-cpu` at T = seq_len."""
-    return Record(
-        run_id="r", started_at_utc="2026-11-29T12:00:00+00:00", case_id=f"c{seq_len}", problem_id=f"p{seq_len}",
-        arm="onnx-attention@ort-cpu", part="block", variant="self", mask="none", batch_size=1, q_len=seq_len,
-        kv_len=seq_len, num_heads=8, num_kv_heads=8, head_dim=64, embed_dim=512, dtype="fp32",
-        exporter="onnx-attention", runtime="ort-cpu", status=status, seed=0, attnbench_version="0",
-        latency_ms_median=1.5, latency_ms_ci_low=1.4, latency_ms_ci_high=1.6,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def benched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Stand in for `api.bench` and `api.plan`; gives what they were called with."""
-    seen: dict[str, Any] = {}
-
-    def bench(**arguments: Any) -> SimpleNamespace:
-        seen.update(arguments)
-        rows = [record("ok", 128), record("mismatch", 512), record("ok", 1024)]
-        return SimpleNamespace(
-            path=Path("results/x"), rows=rows, manifest={}, notices=["look here"], exit_code=1, is_reported=True
-        )
-
-    def plan(**arguments: Any) -> None:
-        seen.update(arguments)
-        raise InputError("this plan goes no further")
-
-    monkeypatch.setattr(api, "bench", bench)
-    monkeypatch.setattr(api, "plan", plan)
-    return seen
+from tests.conftest import Call, assert_one_sentence, record
 
 
 def attnbench(*argv: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     """The installed command, as a person starts it."""
     command = Path(sys.executable).with_name("attnbench")
     return subprocess.run([command, *argv], capture_output=True, text=True, timeout=60, check=False, **settings)
-
-
-def assert_one_sentence(call: Call, *parts: str) -> None:
-    """Exit code 2, nothing on stdout, one line on stderr that has all parts."""
-    code, out, err = call
-    assert (code, out) == (2, ""), err
-    assert err.startswith("attnbench: ")
-    assert err.count("\n") == 1, err
-    for part in parts:
-        assert part in err
 
 
 def test_help_groups_the_commands_by_question(run: Callable[..., Call]) -> None:
@@ -207,72 +151,6 @@ def test_bad_input_is_one_sentence_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     assert_one_sentence(run("bench", *argv.split()), *parts)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_out_that_is_a_file_is_refused(run: Callable[..., Call], tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("mine", encoding="utf-8")
-    assert_one_sentence(run("bench", "-o", str(tmp_path / "taken")), "--out must be a folder", "is a file")
-    assert_one_sentence(run("bench", "-o", str(tmp_path / "taken" / "below")), "is a file; name another folder")
-    assert (tmp_path / "taken").read_text(encoding="utf-8") == "mine"
-
-
-def test_out_with_something_else_in_it_is_refused(run: Callable[..., Call], tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").touch()
-    assert_one_sentence(run("bench", "-o", str(tmp_path)), "--out must be a new or empty folder")
-
-
-def test_out_that_holds_a_run_is_refused_and_resume_is_named(run: Callable[..., Call], tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").touch()
-    assert_one_sentence(run("bench", "-o", str(tmp_path)), "holds a run already", "--resume")
-
-
-def test_out_in_a_read_only_place_is_refused(
-    run: Callable[..., Call], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
-    assert_one_sentence(run("bench", "-o", str(tmp_path / "a" / "b")), "is read-only", repr(str(tmp_path)))
-
-
-@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x1b[31mb", "a\u2028b", "a\0b"])
-def test_a_line_break_or_control_character_in_a_path_is_refused(run: Callable[..., Call], name: str) -> None:
-    for argv in (("bench", "-o", name), ("bench", "--resume", name), ("report", name)):
-        assert_one_sentence(run(*argv), "without line breaks", ascii(name).replace("\\x00", "\\x00"))
-
-
-def test_an_empty_or_overlong_path_is_refused(run: Callable[..., Call]) -> None:
-    assert_one_sentence(run("bench", "-o", " "), "--out must be a path")
-    assert_one_sentence(run("bench", "-o", "x" * 5000), "--out cannot be", "use another name")
-
-
-@pytest.mark.parametrize(
-    "name", ["-dash", "with space", "Käse-漢字", "%20#", "a,b;c", 'it\'s "quoted"', "~x", "dot.", "y" * 250]
-)
-def test_odd_names_of_folders_are_fine(
-    run: Callable[..., Call], benched: dict[str, Any], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run("bench", "-q", "-o", name)
-    assert benched["out"] == Path(name)
-    assert flags.parse_out("--out", name) == Path(name)
-
-
-def test_resume_takes_the_run_and_nothing_else(
-    run: Callable[..., Call], benched: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "manifest.json").touch()
-    code, _, _ = run("bench", "--resume", str(tmp_path), "--time-budget", "60s", "-q")
-    assert code == 1
-    assert (benched["resume"], benched["time_budget_s"]) == (tmp_path, 60.0)
-    refused = run("bench", "quick", "--resume", str(tmp_path), "-s", "16", "--seed", "0", "--no-oom-skip")
-    assert_one_sentence(
-        refused, "--resume takes its settings from the run", "SWEEP", "--seq-lens", "--seed", "--no-oom-skip"
-    )
-
-
-def test_resume_and_report_need_a_run(run: Callable[..., Call], tmp_path: Path) -> None:
-    for argv in (("bench", "--resume"), ("report",)):
-        assert_one_sentence(run(*argv, str(tmp_path / "none")), "must be a run directory")
-        assert_one_sentence(run(*argv, str(tmp_path)), "has no manifest.json")
 
 
 def test_a_dry_run_reaches_the_plan_without_an_output_folder(

@@ -12,27 +12,15 @@ from typing import Any
 
 import pytest
 
-from attnbench import api, cli
+from attnbench import api
 from attnbench.records import Record
 from attnbench.report import ci
 from attnbench.sweep.grid import Sweep
 from attnbench.terminal import exit_sentence
+from tests.conftest import Call
 
 SAMPLE = Path(__file__).parents[1] / "results" / "sample"
-Call = tuple[int, str, str]
 ALL = {"--junit": "j.xml", "--markdown": "s.md", "--metrics": "m.json"}
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Call]:
-    """Run the command in this process; gives exit code, stdout and stderr."""
-
-    def call(*argv: str) -> Call:
-        code = cli.main(list(argv))
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture

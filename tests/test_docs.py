@@ -1,10 +1,9 @@
 """What docs/ shows can be typed."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
-
-import pytest
 
 from attnbench.cli import app
 from attnbench.report.metrics import OF_RUN
@@ -31,9 +30,10 @@ def test_every_command_shown_has_these_flags() -> None:
         assert {word for word in words if word.startswith("-")} <= known[command], line
 
 
-@pytest.mark.parametrize("source", re.findall(r"```python\n(.*?)```", CI, re.DOTALL))
-def test_every_snippet_is_python(source: str) -> None:
-    compile(source, "docs/ci.md", "exec")
+def test_every_snippet_is_python() -> None:
+    sources = re.findall(r"```python\n(.*?)```", CI, re.DOTALL)
+    assert len(sources) >= 3
+    assert all(ast.parse(source).body for source in sources)
 
 
 def test_every_file_that_is_linked_exists() -> None:

@@ -7,12 +7,12 @@ no candidate. Arms whose order is not shown there by the paired rounds are a tos
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.analysis.arm_laws import ArmLaws, arm_laws, memory_bytes
 from attnbench.analysis.crossovers import Pair, Rounds, compare_series, series
-from attnbench.analysis.groups import Panel, latency_interval, latency_ms
+from attnbench.analysis.groups import Facet, Panel, latency_interval, latency_ms
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.profiles import Partition, partitions
 from attnbench.analysis.workload import Requests
@@ -144,6 +144,7 @@ def advise(
     limits: Limits,
     floor: float | None,
     rounds: Rounds | None = None,
+    laws: Mapping[int, Mapping[str, ArmLaws]] | None = None,
 ) -> list[Advice]:
     """An answer per variant.
 
@@ -153,35 +154,46 @@ def advise(
         limits: for every single request.
         floor: the noise floor of the run, a fraction.
         rounds: block medians of the cases, for what is a toss-up.
+        laws: panel number -> arm -> laws, where they were fitted already.
     """
-    families: dict[tuple[object, ...], list[Panel]] = {}
+    families: dict[tuple[Facet, str], list[Panel]] = {}
     for panel in (p for p in panels if p.x_name == "q_len"):
-        f = panel.facet
-        key = (f.part, f.num_heads, f.num_kv_heads, f.head_dim, f.device, f.threads, f.latency_scope, panel.title())
+        key = (replace(panel.facet, dtype="", batch_size=0), panel.title())
         families.setdefault(key, []).append(panel)
-    return [_family_advice(members, workload, limits, floor, rounds or {}) for members in families.values()]
+    fitted = laws or {panel.number: arm_laws(panel, floor) for members in families.values() for panel in members}
+    orders = _Orders(floor, rounds or {})
+    return [_family_advice(members, workload, limits, fitted, orders) for members in families.values()]
 
 
 def _family_advice(
-    panels: Sequence[Panel], workload: Sequence[Requests] | None, limits: Limits, floor: float | None, rounds: Rounds
+    panels: Sequence[Panel],
+    workload: Sequence[Requests] | None,
+    limits: Limits,
+    laws: Mapping[int, Mapping[str, ArmLaws]],
+    orders: "_Orders",
 ) -> Advice:
     several = len({p.facet.dtype for p in panels}) > 1
     by_batch: dict[int, list[_Candidate]] = {}
     for panel in panels:
-        by_batch.setdefault(panel.facet.batch_size, []).extend(_candidates(panel, floor, several))
+        by_batch.setdefault(panel.facet.batch_size, []).extend(_candidates(panel, laws[panel.number], several))
     if workload is None:
         sizes = sorted({(p.facet.batch_size, x) for p in panels for x in p.xs})
         workload = [Requests(batch, x, 1.0) for batch, x in sizes]
-    orders = _Orders(floor, rounds)
     found = [_decide(r, by_batch, limits, orders) for r in workload]
     return Advice(
-        name=f"{panels[0].facet.part}, {panels[0].title()}", decisions=tuple(found), policies=tuple(_policies(found)),
+        name=_family_name(panels[0]), decisions=tuple(found), policies=tuple(_policies(found)),
         mixed_ms=_mean((d, d.chosen) for d in found),
     )  # fmt: skip
 
 
-def _candidates(panel: Panel, floor: float | None, several: bool) -> list[_Candidate]:
-    laws = arm_laws(panel, floor)
+def _family_name(panel: Panel) -> str:
+    """`block, self`; what is not usual of the problem is named too."""
+    facet = panel.facet
+    keys = f"{facet.num_kv_heads} heads for keys" if facet.num_kv_heads != facet.num_heads else ""
+    return ", ".join(word for word in (facet.part, keys, facet.form, panel.title()) if word)
+
+
+def _candidates(panel: Panel, laws: Mapping[str, ArmLaws], several: bool) -> list[_Candidate]:
     found = []
     for arm in panel.arms:
         records = {x: r for x, r in zip(panel.xs, panel.row(arm), strict=True) if r is not None}

@@ -50,7 +50,7 @@ class Facet:
         """The pandas query that picks these rows from records.csv."""
         return (
             f"part == {self.part!r} and dtype == {self.dtype!r} and batch_size == {self.batch_size} "
-            f"and num_heads == {self.num_heads} and head_dim == {self.head_dim}"
+            f"and num_heads == {self.num_heads} and num_kv_heads == {self.num_kv_heads} and head_dim == {self.head_dim}"
             + (f" and run_id == {self.run_id!r}" if self.run_id else "")
         )
 

@@ -45,7 +45,7 @@ def decisions(
     bandwidth = (manifest.get("machine_bandwidth") or {}).get("gbytes_per_s")
     several = len({panel.facet for panel in shown}) > 1
     sections = [
-        advice_section(advise(shown, None, Limits(), floor, rounds), Limits(), {}, has_workload=False),
+        advice_section(advise(shown, None, Limits(), floor, rounds, laws), Limits(), {}, has_workload=False),
         _crossovers_section(shown, floor, rounds, manifest, several),
         _laws_section(shown, laws, several),
         _frontier_section(shown, laws, manifest, budgets, several),
@@ -91,7 +91,7 @@ def _crossovers_section(
     for panel in panels:
         found = [pair for pair in pairs(panel, floor, rounds) if pair.differences]
         name = panel_name(panel, several)
-        crossings = [crossing_sentence(c, panel.x_label) for pair in found for c in pair.crossings]
+        crossings = [sentence for pair in found for sentence in crossing_sentences(pair, panel.x_label)]
         lines += [f"{name}: {sentence}" for sentence in crossings or ["no crossing is shown."]] if found else []
         if found:
             head = ("A", "B", *(f"{panel.x_label} = {x}" for x in panel.xs))
@@ -109,12 +109,19 @@ def _crossovers_section(
     return Section(id="crossovers", title="Who overtakes whom", intro=intro, lines=lines, tables=tables)
 
 
-def crossing_sentence(crossing: Crossing, x_label: str) -> str:
-    """One crossing, as in `openvino overtakes ort-cpu at T = 700 (95 % CI 610 to 790)`."""
+def crossing_sentences(pair: Pair, x_label: str) -> Iterator[str]:
+    """`B overtakes A at T = 700 (95 % CI 610 to 790); no difference can be shown at T = 512.`, one per crossing."""
+    for crossing in pair.crossings:
+        unknown = fmt_list([f"{x:,}" for x in pair.undecided], 8) if crossing is pair.crossings[-1] else ""
+        rest = f"; no difference can be shown at {x_label} = {unknown}." if unknown else "."
+        yield _crossing_words(crossing, x_label) + rest
+
+
+def _crossing_words(crossing: Crossing, x_label: str) -> str:
     low, mid, high = (fmt_number(round(v)) for v in crossing.at)
     if crossing.by == "law":
-        return f"{crossing.after} overtakes {crossing.before} at {x_label} = {mid} (95 % CI {low} to {high})."
-    return f"{crossing.after} overtakes {crossing.before} between {x_label} = {low} and {high}."
+        return f"{crossing.after} overtakes {crossing.before} at {x_label} = {mid} (95 % CI {low} to {high})"
+    return f"{crossing.after} overtakes {crossing.before} between {x_label} = {low} and {high}"
 
 
 def _order_cells(pair: Pair, xs: Sequence[int]) -> Iterator[str]:

@@ -128,13 +128,16 @@ def _signed(fraction: float) -> str:
 def _varying(records: Iterable[Record]) -> list[str]:
     """The sizes that are not the same everywhere and have to be named."""
     rows = list(records)
-    columns = ("part", "dtype", "batch_size", "num_heads", "num_kv_heads", "head_dim")
-    return [column for column in columns if len({getattr(r, column) for r in rows}) > 1]
+    columns = ("part", "dtype", "batch_size", "num_heads", "num_kv_heads", "head_dim", "v_head_dim", "scale", "bias",
+               "value_map")  # fmt: skip
+    varying = [column for column in columns if len({getattr(r, column) for r in rows}) > 1]
+    masks = {(r.variant, r.mask) for r in rows}
+    return varying + (["mask"] if len(masks) > len({variant for variant, _ in masks}) else [])
 
 
 def _where(r: Record, varying: Sequence[str]) -> tuple[str, str]:
     """`core, fp16, batch_size 8, causal` with only what differs within the comparison, and the length."""
-    words = [f"{name} {value}" if isinstance(value := getattr(r, name), int) else str(value) for name in varying]
+    words = [f"{name} {value}" if not isinstance(value := getattr(r, name), str) else value for name in varying]
     length = f"{r.q_len}" if r.kv_len == r.q_len else f"{r.q_len} (kv_len {r.kv_len})"
     return printable(", ".join([*words, r.variant])), length
 

@@ -3,20 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from attnbench.analysis.groups import form_of
+from attnbench.problem import USUAL_MASK
 from attnbench.records import Record
 from attnbench.report.text import printable
-
-_USUAL_MASK = {"self": "none", "cross": "none", "causal": "causal_top_left"}
 
 
 def geometry_name(r: Record) -> str:
     """`block.fp32.b1.h8x64.self`: part, dtype, batch size, heads x size of a head, variant.
 
-    `h8kv2x64` where keys have fewer heads; `self-NAME` where the mask is not the variant's usual one.
+    `h8kv2x64` where keys have fewer heads; `self-NAME` where the mask is not the variant's usual one; what else is not
+    usual of the problem follows, as `h8x64-values_of_32-scale_0.3-bias`.
     """
     keys = f"kv{r.num_kv_heads}" if r.num_kv_heads != r.num_heads else ""
-    mask = "" if r.mask == _USUAL_MASK.get(r.variant) else f"-{r.mask}"
-    return printable(f"{r.part}.{r.dtype}.b{r.batch_size}.h{r.num_heads}{keys}x{r.head_dim}.{r.variant}{mask}")
+    form = "".join(f"-{word.replace(' ', '_')}" for word in form_of(r).split(", ") if word)
+    mask = "" if r.mask == USUAL_MASK.get(r.variant, "none") else f"-{r.mask}"
+    return printable(f"{r.part}.{r.dtype}.b{r.batch_size}.h{r.num_heads}{keys}x{r.head_dim}{form}.{r.variant}{mask}")
 
 
 def length_name(r: Record) -> str:

@@ -164,7 +164,8 @@ def _kernel(record: Record) -> str:
 
 def _heads(facet: Facet) -> str:
     keys = "" if facet.num_kv_heads == facet.num_heads else f" ({facet.num_kv_heads} for keys)"
-    return f"{facet.num_heads} x {facet.head_dim}{keys}"
+    form = f", {facet.form}" if facet.form else ""
+    return f"{facet.num_heads} x {facet.head_dim}{keys}{form}"
 
 
 def _dimensions(panels: Sequence[Panel]) -> list[dict[str, Any]]:

@@ -179,3 +179,13 @@ def test_domination_needs_to_be_better_somewhere() -> None:
     assert not dominates((1, 2, 3), (1, 2, 3))
     assert not dominates((1, 5, 3), (2, 2, 3))
     assert not dominates((math.inf, 1, 1), (1, 2, 2))
+
+
+def test_other_problems_are_other_questions() -> None:
+    records, medians = run()
+    other = [
+        r.model_copy(update={"bias": True, "problem_id": f"b{r.q_len}", "case_id": r.case_id + "b"}) for r in records
+    ]
+    found = advise(make_panels(records + other), None, Limits(), 0.005, medians)
+    assert [a.name for a in found] == ["block, self", "block, bias, self"]
+    assert all(len(d.options) == len(LAWS) for a in found for d in a.decisions)

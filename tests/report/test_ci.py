@@ -7,11 +7,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from attnbench.problem import Problem
 from attnbench.report import ci
 from attnbench.report.junit import junit_xml
 from attnbench.report.markdown import MAX_CHARACTERS, code, markdown_summary, plain
 from attnbench.report.metrics import flat_metrics
-from attnbench.report.names import case_names
+from attnbench.report.names import case_names, geometry_name
 
 # The schema that Jenkins' xUnit plug-in validates with (junit-10.xsd): element -> children, required, other attributes.
 SCHEMA = {
@@ -236,3 +237,12 @@ def test_a_file_is_written_whole_or_not_at_all(lab, tmp_path, kind):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     with pytest.raises(OSError, match="missing"):
         ci.write(kind, tmp_path / "missing" / "out", records, {}, "x")
+
+
+def test_names_tell_problems_of_every_form_apart(lab) -> None:
+    usual = Problem.make(variant="decode", seq_len=64, num_kv_heads=2)
+    record = lab.make_record(usual, "torch-sdpa")
+    assert geometry_name(record) == "block.fp32.b1.h8kv2x64.decode"
+    form = {"v_head_dim": 32, "scale": 0.3, "bias": True, "mask": "causal_bottom_right+alibi"}
+    name = geometry_name(record.model_copy(update=form))
+    assert name == "block.fp32.b1.h8kv2x64-values_of_32-scale_0.3-bias.decode-causal_bottom_right+alibi"

@@ -6,10 +6,12 @@ import re
 import numpy as np
 
 from attnbench.analysis.arm_laws import ArmLaws, arm_laws
+from attnbench.analysis.crossovers import pairs
 from attnbench.analysis.frontier import Frontier
 from attnbench.analysis.groups import make_panels
 from attnbench.analysis.laws import Estimate, Point, fit_law
-from attnbench.report.decisions import decisions, frontier_cell, latency_words, law_words
+from attnbench.report.decisions import crossing_sentences, decisions, frontier_cell, latency_words, law_words
+from attnbench.report.page_laws import laws_of
 from tests.analysis.synthetic import Terms, make_run, only_panel
 
 LAWS: dict[str, Terms] = {"torch-sdpa": (0.05, 0.02, 2e-5), "torch-eager": (7.05, 0.01, 2e-5)}
@@ -138,3 +140,22 @@ def test_the_budget_of_the_sweep_is_the_one_that_is_answered() -> None:
 def test_tables_of_a_chart_name_it_so_that_the_filter_hides_them_with_it() -> None:
     found = sections()
     assert {table.panel for name in ("crossovers", "laws", "longest", "bounds") for table in found[name].tables} == {0}
+
+
+def test_a_crossing_says_where_no_difference_can_be_shown() -> None:
+    records, medians = make_run(LAWS, np.random.default_rng(0), memory=MEMORY)
+    late = [r.q_len == 512 and r.arm == "torch-eager" for r in records]
+    contended = [r.model_copy(update={"flags": ["contended"] * x}) for r, x in zip(records, late, strict=True)]
+    (pair,) = pairs(only_panel(contended), 0.005, medians)
+    (sentence,) = crossing_sentences(pair, "T")
+    assert sentence.endswith("); no difference can be shown at T = 512.")
+    assert sentence.startswith("torch-eager overtakes torch-sdpa at T = ")
+
+
+def test_the_page_gets_the_residuals_of_every_law() -> None:
+    records, _ = make_run(LAWS, np.random.default_rng(0), memory=MEMORY)
+    panel = only_panel(records)
+    law = laws_of(panel, 0.005)["torch-sdpa"]["latency"]
+    for x, record in zip(panel.xs, panel.row("torch-sdpa"), strict=True):
+        fitted = law["fixed"][1] + law["linear"][1] * x + law["quadratic"][1] * x * x
+        assert abs(law["residuals"][str(x)] - (record.latency_ms_median / fitted - 1)) < 2e-3

@@ -149,3 +149,17 @@ def test_only_what_varies_is_named(lab):
     found = diff(*(Side(name="a", rows=x, manifest=lab.make_manifest(x)) for x in (rows, new)))
     (line,) = diff_text.lines_of(found)
     assert (line.where, line.old, line.new) == ("bf16, self T = 128; fp32, self T = 128", "flash", "math")
+
+
+def test_cases_that_differ_in_mask_and_form_are_told_apart(lab):
+    usual = lab.make_record(Problem.make(seq_len=128), "torch-eager", noise_log_ratio=0.002)
+    others = [
+        usual.model_copy(update={"case_id": case_id, **changes})
+        for case_id, changes in (("b", {"mask": "key_padding"}), ("c", {"bias": True}), ("d", {"scale": 0.3}))
+    ]
+    rows = [usual, *others]
+    wrong = [r.model_copy(update={"status": "mismatch", "reason": "worst row"}) for r in rows]
+    found = diff(Side(name="a", rows=rows, manifest={}), Side(name="b", rows=wrong, manifest={}))
+    text = diff_text.markdown(found)
+    for words in ("key_padding", "bias True", "scale 0.3"):
+        assert words in text.replace("\\_", "_")
