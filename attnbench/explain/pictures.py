@@ -75,10 +75,9 @@ def page(subject: Subject, names: list[str], pictures: dict[str, bytes]) -> str:
     """The lesson in HTML: every topic as it is in the terminal, the patterns as pictures."""
     parts = []
     for name in names:
-        title = topics.TOPICS[name][0]
-        body = "\n".join(topics.TOPICS[name][1](subject))
+        title, topic = topics.TOPICS[name]
         parts.append(f'<section id="{name}"><h2>{html.escape(title[0].upper() + title[1:])}</h2>')
-        parts.append(f"<pre>{html.escape(body)}</pre>")
+        parts.append(f"<pre>{html.escape(topic(subject))}</pre>")
         if name == "mask":
             parts += [_image(file, content) for file, content in pictures.items()]
         parts.append("</section>")

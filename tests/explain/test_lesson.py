@@ -36,25 +36,24 @@ def test_the_table_of_contents_is_one_screen():
 def test_the_worked_example_is_what_a_pencil_gives():
     """Token 2: q = (0, 1) fits the keys (1, 1), (0, 1), (1, 2) by 1, 1, 2."""
     w = numbers.worked_example()
-    assert w.products[1].tolist() == [1.0, 1.0, 2.0]
+    assert w["q k^T"][1].tolist() == [1.0, 1.0, 2.0]
     a, b = math.exp(1 / math.sqrt(2)), math.exp(2 / math.sqrt(2))
     share = b / (2 * a + b)
-    assert w.shares[1, 2] == pytest.approx(share)
+    assert w["softmax"][1, 2] == pytest.approx(share)
     rest = (1 - share) / 2
     mixed = (rest * 1 + rest * 1 + share * 2, rest * 0 + rest * 2 + share * 2)  # of v = (1, 0), (1, 2), (2, 2)
-    assert w.mixed[1] == pytest.approx(mixed)
-    assert w.y[1] == pytest.approx((mixed[0], mixed[0] + mixed[1]))  # by W_O = ((1, 1), (0, 1))
+    assert w["softmax v"][1] == pytest.approx(mixed)
+    assert w["y = softmax v W_O"][1] == pytest.approx((mixed[0], mixed[0] + mixed[1]))  # by W_O = ((1, 1), (0, 1))
 
 
 def test_the_oracle_and_the_block_give_the_worked_example():
-    w = numbers.worked_example()
-    assert w.oracle_gap < 1e-14
-    assert w.block_gap < 1e-14
+    y = numbers.worked_example()["y = softmax v W_O"]
+    assert max(numbers.gaps(numbers.TOKENS, y)) < 1e-14
+    assert numbers.gaps(numbers.TOKENS, y + 0.5) == pytest.approx((0.5, 0.5))
 
 
 def test_other_tokens_give_another_text(monkeypatch, screens):
     monkeypatch.setattr(numbers, "TOKENS", np.array([[3.0, 1.0], [1.0, 0.0]]))
-    monkeypatch.setattr(numbers, "worked_example", lambda f=numbers.worked_example: f(numbers.TOKENS))
     text = topics.screen("example", make_subject(None))
     assert "2 tokens of 2 numbers" in text
     assert "6.000  1.000" in text  # q of the first: (2 x 3, 1 x 1)
@@ -65,19 +64,19 @@ def test_other_tokens_give_another_text(monkeypatch, screens):
 
 
 def test_the_spread_of_products_is_the_root_of_their_length(screens):
-    found = [numbers.spread(d_k, seed=0) for d_k in (4, 64, 512)]
-    assert [s.products for s in found] == pytest.approx([2.0, 8.0, 22.627], rel=0.02)
-    assert [s.scaled for s in found] == pytest.approx([1.0, 1.0, 1.0], rel=0.02)
+    found = [numbers.looks(d_k, seed=0) for d_k in (4, 64, 512)]
+    assert [bare.spread for bare, _ in found] == pytest.approx([2.0, 8.0, 22.627], rel=0.02)
+    assert [scaled.spread for _, scaled in found] == pytest.approx([1.0, 1.0, 1.0], rel=0.02)
     rows = [line.split() for line in screens["scale"].split("\n") if re.match(r" +\d+ +\d", line)]
     assert [row[:2] for row in rows] == [["4", "2.0"], ["64", "8.0"], ["512", "22.6"]]
 
 
 def test_without_the_scale_one_key_takes_all_and_with_it_none_does():
-    s = numbers.spread(512, seed=1)
-    assert s.largest[0] > 0.85
-    assert s.largest[1] < 0.2
-    assert s.keys_used[0] < 2
-    assert 30 < s.keys_used[1] < 64
+    bare, scaled = numbers.looks(512, seed=1)
+    assert bare.largest > 0.85
+    assert scaled.largest < 0.2
+    assert bare.keys_used < 2
+    assert 30 < scaled.keys_used < 64
 
 
 def test_softmax_of_equal_scores_is_shared_by_all_keys():
@@ -132,10 +131,10 @@ def test_the_parameters_of_grouped_heads_are_fewer():
 
 
 def test_value_down_and_value_up_are_the_value_map(screens):
-    f = numbers.factored_value(4, 16, seed=0)
-    assert f.gap < 1e-14
-    assert f.size > 0.1
-    assert f.rank == 16
+    gap, size, rank = numbers.factored_value(4, 16, seed=0)
+    assert gap < 1e-14
+    assert size > 0.1
+    assert rank == 16
     assert "3,145,728   48.0 times fewer" in screens["low-rank"]  # 2 x 12288 x 128 of 12288 x 12288
 
 
