@@ -96,44 +96,36 @@ def explain(
 ) -> str:
     """What a finite output of the right shape is instead; empty where nothing known gives it.
 
+    A fault that these inputs do not show (its output is the right one) is never named.
+
     Args:
         problem: what was asked.
         pieces: of its inputs.
         output: what came, in float64.
         is_near: whether two outputs agree.
     """
+    right = pieces.output()
     for how, other in _hypotheses(problem, pieces):
         wrong = other()
-        if wrong.shape == output.shape and np.isfinite(wrong).all() and is_near(output, wrong):
+        if wrong.shape != output.shape or not np.isfinite(wrong).all():
+            continue
+        if is_near(output, wrong) and not is_near(wrong, right):
             return how
-    return _permuted(pieces, output, is_near)
+    return _permuted(right, output, is_near)
 
 
-def _hypotheses(problem: Problem, p: Pieces) -> Iterator[tuple[str, Callable[[], Float64]]]:
-    rules = {
-        "causal_top_left": "bottom-right instead of top-left",
-        "causal_bottom_right": "top-left instead of bottom-right",
-    }
-    rule = problem.masking.rule
+_Hypotheses = Iterator[tuple[str, Callable[[], Float64]]]
+
+
+def _hypotheses(problem: Problem, p: Pieces) -> _Hypotheses:
     yield "mean of V instead of zeros", replace(p, empty="mean").output
     yield "keys leak: a query without a key attends to all", replace(p, empty="unmasked").output
-    if rule in rules:
-        other = next(name for name in rules if name != rule)
-        for empty in ("zero", "mean"):
-            yield rules[rule], replace(p, by_position=visible(problem, other), empty=empty).output
+    yield from _alignments(problem, p)
     yield "zeros instead of values", lambda: np.zeros_like(p.output())
-    everywhere = np.ones_like(p.by_position)
-    if rule != "none":
-        yield "keys leak: the position rule is ignored", replace(p, by_position=everywhere).output
-    if MASK_NAME in problem.input_shapes():
-        unmasked = replace(p, by_tensor=np.ones_like(p.by_tensor), added=np.zeros_like(p.added))
-        yield "keys leak: the mask is ignored", unmasked.output
-        for empty in ("zero", "mean"):
-            yield "the mask is read inverted", replace(p, by_tensor=~p.by_tensor, empty=empty).output
-        first = np.broadcast_to(p.by_tensor[:1], p.by_tensor.shape)
-        yield "the first sample's mask is used for all", replace(p, by_tensor=first).output
-        head = np.broadcast_to(p.by_tensor[:, :1], p.by_tensor.shape)
-        yield "the first head's mask is used for all", replace(p, by_tensor=head).output
+    if problem.masking.position:
+        yield from _positions(problem, p)
+    if problem.masking.form is not None:
+        yield from _masks(problem, p)
     yield "heads tiled instead of repeated", replace(p, tiled=True).output
     usual = 1.0 / np.sqrt(p.q.shape[-1])
     for name, scale in (("1/sqrt(d) is used", usual), ("1 is used", 1.0), ("it is applied twice", p.scale**2)):
@@ -142,15 +134,68 @@ def _hypotheses(problem: Problem, p: Pieces) -> Iterator[tuple[str, Callable[[],
                 f"scale ignored: {name}" if "twice" not in name else "scale is applied twice",
                 replace(p, scale=scale).output,
             )
+    yield "the first sample's answer is given for all", lambda: np.repeat(p.output()[:1], problem.batch_size, 0)
+    for name, key in (("last", -1), ("first", 0)):
+        without = p.by_position.copy()
+        without[:, key] = False
+        yield f"the {name} key is dropped", replace(p, by_position=without).output
+    if p.b_o is not None:
+        yield "the bias of the output projection is missing", replace(p, b_o=None).output
 
 
-def _permuted(p: Pieces, output: Array, is_near: Callable[[Float64, Float64], bool]) -> str:
+def _alignments(problem: Problem, p: Pieces) -> _Hypotheses:
+    window = problem.masking.window
+    is_right = problem.masking.position == "causal_bottom_right"
+    if problem.masking.position:
+        how = "top-left instead of bottom-right" if is_right else "bottom-right instead of top-left"
+        other = _seen(problem, is_right=not is_right, window=window)
+        for empty in ("zero", "mean"):
+            yield how, replace(p, by_position=other, empty=empty).output
+
+
+def _positions(problem: Problem, p: Pieces) -> _Hypotheses:
+    yield "keys leak: the position rule is ignored", replace(p, by_position=np.ones_like(p.by_position)).output
+    is_right, window = problem.masking.position == "causal_bottom_right", problem.masking.window
+    for shift, how in ((1, "keys leak: a query sees the key behind its last"), (-1, "a query misses its last key")):
+        yield how, replace(p, by_position=_seen(problem, is_right=is_right, window=window, shift=shift)).output
+    if window is not None:
+        for found in (window + 1, window - 1, None):
+            how = "the window is ignored" if found is None else f"a window of {found} keys instead of {window}"
+            yield how, replace(p, by_position=_seen(problem, is_right=is_right, window=found)).output
+
+
+def _seen(problem: Problem, *, is_right: bool, window: int | None, shift: int = 0) -> NDArray[np.bool_]:
+    """True where a query sees a key, `shift` keys further than a causal rule allows. (q_len, kv_len)."""
+    offset = problem.kv_len - problem.q_len if is_right else 0
+    back = np.arange(problem.q_len)[:, None] + offset - np.arange(problem.kv_len)  # 0: the query's own key
+    seen: NDArray[np.bool_] = back >= -shift
+    return seen if window is None else seen & (back < window)
+
+
+def _masks(problem: Problem, p: Pieces) -> _Hypotheses:
+    unmasked = replace(p, by_tensor=np.ones_like(p.by_tensor), added=np.zeros_like(p.added))
+    yield "keys leak: the mask is ignored", unmasked.output
+    if problem.masking.is_added:
+        for how, factor in (("subtracted", -1.0), ("added twice", 2.0), ("multiplied by the scale", p.scale)):
+            changed: Float64 = np.where(np.isneginf(p.added), -np.inf, p.added * factor)
+            yield f"the mask is {how}", replace(p, added=changed).output
+    else:
+        for empty in ("zero", "mean"):
+            yield "the mask is read inverted", replace(p, by_tensor=~p.by_tensor, empty=empty).output
+    for name, first in (("sample", np.s_[:1]), ("head", np.s_[:, :1])):
+        tensor = np.broadcast_to(p.by_tensor[first], p.by_tensor.shape)
+        added = np.broadcast_to(p.added[first], p.added.shape)
+        yield f"the first {name}'s mask is used for all", replace(p, by_tensor=tensor, added=added).output
+
+
+def _permuted(right: Float64, output: Array, is_near: Callable[[Float64, Float64], bool]) -> str:
     """Heads or axes in another order."""
-    right = p.output()
     if right.ndim == 4:
         heads = range(right.shape[1])
-        found = [next((g for g in heads if is_near(output[:, h], right[:, g])), None) for h in heads]
-        if None not in found and found != list(heads):
+        # Heads that are alike are in their own place.
+        near = [sorted((g for g in heads if is_near(output[:, h], right[:, g])), key=lambda g: g != h) for h in heads]
+        found = [found[0] for found in near if found]
+        if len(found) == len(near) and found != list(heads):
             return f"heads permuted: {', '.join(map(str, found))}"
     swapped = right.swapaxes(-1, -2).reshape(right.shape)
-    return "transposed" if is_near(output, swapped) else ""
+    return "transposed" if is_near(output, swapped) and not is_near(swapped, right) else ""

@@ -77,17 +77,30 @@ def judged_rows(problem: Problem, fill: str) -> list[int] | None:
 
 
 def _poison(problem: Problem, inputs: dict[str, Array], mask: Array | None) -> None:
-    key = poison_key(problem)
     if mask is not None:
-        mask[..., key] = False if mask.dtype == np.bool_ else -np.inf
+        mask[..., poison_key(problem)] = False if mask.dtype == np.bool_ else -np.inf
     if problem.part == "core":
         inputs["v"][...] = 1.0
-        inputs["v"][..., key, :] = POISON
-        return
-    source = inputs["context" if problem.variant == "cross" else "x"]
+        _poisoned(problem, inputs)[...] = POISON
+    else:
+        _poisoned(problem, inputs)[...] *= _BLOCK_POISON
+
+
+def weaker_poison(problem: Problem, inputs: dict[str, Array]) -> dict[str, Array]:
+    """The inputs of a poison probe with half the poison: whatever changes in a judged row has leaked."""
+    weaker = {name: array.copy() for name, array in inputs.items()}
+    _poisoned(problem, weaker)[...] *= 0.5
+    return weaker
+
+
+def _poisoned(problem: Problem, inputs: dict[str, Array]) -> Array:
+    """The part of the inputs that nobody may see, as a view."""
+    key = poison_key(problem)
+    if problem.part == "core":
+        return inputs["v"][..., key, :]
     if problem.variant == "decode":
         key -= problem.kv_len - problem.q_len
-    source[:, key] *= _BLOCK_POISON
+    return inputs["context" if problem.variant == "cross" else "x"][:, key]
 
 
 def _fill_core(problem: Problem, inputs: dict[str, Array], fill: str) -> None:

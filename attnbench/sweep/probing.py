@@ -9,17 +9,37 @@ from attnbench.hypotheses import explain, take_apart
 from attnbench.inputs import make_weights
 from attnbench.interfaces import Array, Session, numpy_dtype
 from attnbench.measure import numerics
-from attnbench.probes import LIMITS, excerpt, judged_rows, make_probe_inputs
+from attnbench.probes import LIMITS, excerpt, judged_rows, make_probe_inputs, weaker_poison
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
+
+NO_KNOWN_CAUSE = "differs by no known cause"
 
 
 def run_probe(session: Session, problem: Problem, fill: str, seed: int) -> dict[str, Any]:
     """Bind, call, judge; {"ok", "how", "error", "limit", "expected", "got"}."""
     inputs = make_probe_inputs(problem, fill, seed=seed)
-    call = session.bind({name: array.copy() for name, array in inputs.items()})
-    call()
-    return judge(problem, fill, inputs, session.outputs(), seed=seed)
+    output = _answer(session, inputs)
+    found = judge(problem, fill, inputs, output, seed=seed)
+    if fill == "poison" and NO_KNOWN_CAUSE in found["how"]:
+        weaker = weaker_poison(problem, inputs)
+        if _leaks(problem, (inputs, output), (weaker, _answer(session, weaker)), seed=seed):
+            found["how"] = "keys leak: values of masked keys show"
+    return found
+
+
+def _answer(session: Session, inputs: dict[str, Array]) -> Array:
+    session.bind({name: array.copy() for name, array in inputs.items()})()
+    return session.outputs()
+
+
+def _leaks(problem: Problem, *asked: tuple[dict[str, Array], Array], seed: int) -> bool:
+    """Do two answers differ in a row whose right answer is the same for both?"""
+    weights = make_weights(problem, seed=seed)
+    one, other = (reference_output(problem, inputs, weights) for inputs, _ in asked)
+    same = (one == other).all(-1)
+    before, after = (output[same].astype(np.float64) for _, output in asked)
+    return bool(same.any()) and not numerics.compare(after, before).worst_row_rel_err <= LIMITS[problem.dtype]
 
 
 def judge(problem: Problem, fill: str, inputs: dict[str, Array], output: Array, *, seed: int) -> dict[str, Any]:
@@ -66,9 +86,11 @@ def _how(
         return numerics.compare(a[..., axis_rows, :], b[..., axis_rows, :]).worst_row_rel_err <= limit
 
     known = explain(problem, pieces, out, is_near)
-    if known:
-        return known
-    return "keys leak: values of masked keys show" if fill == "poison" else "differs by no known cause"
+    if known or problem.dtype != "fp32":
+        return known or NO_KNOWN_CAUSE
+    error = numerics.compare(out[..., chosen, :], pieces.output()[..., chosen, :]).worst_row_rel_err
+    precision = numerics.precision_class(error)
+    return f"{NO_KNOWN_CAUSE}; its error is as large as that of {precision}" if precision != "wrong" else NO_KNOWN_CAUSE
 
 
 def judge_arrays(outputs: Sequence[tuple[str, Array, Array]]) -> dict[str, Any]:
