@@ -28,6 +28,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 _SIZES = ("batch_size", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "v_head_dim")
 MASK_NAME = "mask"
+# Of a file for decode: an input with default 0, how many places behind the old tokens the given cache has for new ones.
+# Where the file has it, a runtime may give one buffer as past and as present, and nothing old is copied.
+CACHE_ROOM = "cache_room"
 USUAL_MASK = {"causal": "causal_top_left", "decode": "causal_bottom_right"}
 
 

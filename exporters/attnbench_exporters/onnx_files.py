@@ -119,7 +119,8 @@ def rename_dims(model: Any, problem: Problem) -> None:
         FrozenDimError: a number where a symbol is due, or one symbol for two lengths.
     """
     promised = problem.symbolic_dims()
-    values = [*model.graph.input, *model.graph.output]
+    defaults = {tensor.name for tensor in model.graph.initializer}  # inputs that need not be given
+    values = [*(value for value in model.graph.input if value.name not in defaults), *model.graph.output]
     names = [value.name for value in values]
     if names != list(promised):
         raise ArtifactError(f"the file has inputs and output {names}, promised were {list(promised)}")

@@ -20,7 +20,8 @@ from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters import onnx_files
 from attnbench_exporters.attention import OnnxAttention
-from attnbench_exporters.contrib import OnnxContrib, build_model
+from attnbench_exporters.contrib import OnnxContrib
+from attnbench_exporters.contrib_graph import build_model
 from attnbench_exporters.decomposed import OnnxDecomposed
 
 Exported = Callable[..., Artifact]

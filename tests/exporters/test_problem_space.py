@@ -97,23 +97,3 @@ def test_half_precisions_are_right_or_refused_in_words(exporter: str, dtype: str
     assert "openvino" in ran
     assert all("Could not find an implementation" in words for words in refused.values())
     assert len(ran) + len(refused) == 2
-
-
-@pytest.mark.parametrize("name", ["padding", "boolean by head, one key head", "decode, grouped", "low-rank value map"])
-def test_the_contrib_exporter_refuses_what_it_does_not_write(name: str) -> None:
-    plugin = load_exporter("onnx-contrib")
-    support = plugin.supports(FORMS[name], plugin.opsets[0])
-    assert not support.ok
-    assert "use onnx-attention" in support.reason
-
-
-@pytest.mark.parametrize(("variant", "lengths"), [("self", (7, 7)), ("cross", (7, 5)), ("causal", (7, 7))])
-def test_the_contrib_exporter_writes_biases(variant: str, lengths: tuple[int, int], tmp_path: Path) -> None:
-    problem = Problem.make(variant=variant, seq_len=lengths[0], kv_len=lengths[1], bias=True, **HEADS)  # type: ignore[arg-type]
-    plugin = load_exporter("onnx-contrib")
-    artifact = plugin.export(problem, plugin.opsets[0], tmp_path / "model.onnx", seed=0)
-    with load_runtime("ort-cpu").load(problem, artifact, Settings()) as session:
-        inputs = make_inputs(problem)
-        session.bind(inputs)()
-        expected = reference_output(problem, inputs, make_weights(problem))
-        assert compare(session.outputs(), expected).worst_row_rel_err < 5e-6
