@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from attnbench import presets
 from attnbench.errors import InputError
-from attnbench.masks import parse_mask
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
+from attnbench.sweep.grid_checks import check_sweep, masks_of
 from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
@@ -64,7 +64,7 @@ class Sweep(BaseModel):
     stress: bool = False
 
     @field_validator(
-        *("part", "variants", "seq_lens", "kv_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
+        *("part", "variants", "seq_lens", "kv_lens", "q_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
         *("exporters", "runtimes", "opset", "require", "masks", "num_kv_heads", "v_head_dims"),
         mode="after",
     )
@@ -87,9 +87,18 @@ class Sweep(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name in _SWITCHES and type(value) is not bool:
+            raise ValueError("must be true or false, without quotes")
         if info.field_name not in _SWITCHES and True in [type(v) is bool for v in _as_list(value)]:
             raise ValueError("must not be true or false; write a number or a name")
         return value
+
+    @field_validator("q_lens", "num_kv_heads", "v_head_dims", mode="after")
+    @classmethod
+    def _sizes(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if min(values, default=1) < 1:
+            raise ValueError("must be whole numbers of at least 1; name such as 2")
+        return values
 
     @field_validator("name", mode="after")
     @classmethod
@@ -219,7 +228,7 @@ def _canonical(fields: Mapping[str, Any], where: str) -> dict[str, Any]:
             known = [*Sweep.model_fields, *ALIASES]
             raise InputError(f"{where}: no key {key!r}; known: {', '.join(Sweep.model_fields)}{nearest(key, known)}")
         if target in result:
-            raise InputError(f"{where}: {target!r} is given twice ({key!r} is another name for it); keep one")
+            raise InputError(f"{where}: {target!r} is given twice, under two of its names ({key!r}); keep one")
         if isinstance(value, str) and target in _PARSERS:
             try:
                 value = _PARSERS[target](value)
@@ -254,50 +263,9 @@ def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
         key = ".".join(str(x) for x in first["loc"])
         text = str(first["msg"]).removeprefix("Value error, ")
         raise InputError(f"{where}: {key} {text} (got {first['input']!r})") from err
-    if sweep.kv_lens and not _takes_kv_lens(sweep):
-        raise InputError(
-            f"kv_lens {list(sweep.kv_lens)} needs variant cross (or part core with causal), "
-            f"got variants {', '.join(sweep.variants)}; add cross or leave kv_lens out"
-        )
-    if sweep.measure_frontier and sweep.memory_budget_bytes is None:
-        raise InputError("measure_frontier needs a memory budget to find the longest T in; give --memory-budget 8GiB")
-    _check_masks(sweep)
+    check_sweep(sweep)
     problems(sweep)
     return sweep
-
-
-def _check_masks(sweep: Sweep) -> None:
-    """Every mask fits a variant of the sweep, and every variant has one.
-
-    Raises:
-        InputError: one does not.
-    """
-    fitting = {variant: _masks(sweep, variant) for variant in sweep.variants}
-    for mask in sweep.masks:
-        parse_mask(mask)
-        if not any(mask in found for found in fitting.values()):
-            raise InputError(
-                f"mask {mask!r} fits none of the variants {', '.join(sweep.variants)}: a causal or sliding-window rule "
-                "is of variant causal, all else of self and cross; add the variant or leave the mask out"
-            )
-    for variant, found in fitting.items():
-        if not found:
-            raise InputError(
-                f"variant {variant} has none of the masks {', '.join(sweep.masks)}; add one for it or leave it out"
-            )
-
-
-def _masks(sweep: Sweep, variant: str) -> Sequence[str]:
-    """The masks of the sweep that fit a variant; the variant's own where none is named."""
-    if not sweep.masks:
-        return ("",)
-    if variant == "decode":
-        return [mask for mask in sweep.masks if parse_mask(mask).position == "causal_bottom_right"]
-    return [mask for mask in sweep.masks if bool(parse_mask(mask).position) == (variant == "causal")]
-
-
-def _takes_kv_lens(sweep: Sweep) -> bool:
-    return "cross" in sweep.variants or ("core" in sweep.part and "causal" in sweep.variants)
 
 
 def problems(sweep: Sweep) -> list[Problem]:
@@ -331,7 +299,7 @@ def problems(sweep: Sweep) -> list[Problem]:
         for dtype in sweep.dtypes
         for part in sweep.part
         for variant in sweep.variants
-        for mask in _masks(sweep, variant)
+        for mask in masks_of(sweep, variant)
         for num_kv_heads in sweep.num_kv_heads or (None,)
         for v_head_dim in sweep.v_head_dims or (None,)
         for kv_len in _kv_lens(sweep, part, variant)
