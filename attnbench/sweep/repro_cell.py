@@ -13,6 +13,7 @@ from attnbench.sweep.conform import ONNX_CASES
 from attnbench.sweep.grid import TORCH
 
 MATRIX = "conform.json"
+_FIELDS = ("exporter", "runtime", "opset", "error", "limit", "verdict", "how")
 
 
 def find_cell(folder: Path, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -26,6 +27,9 @@ def find_cell(folder: Path, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         matrix: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         cells = {f"{cell['arm']}:{cell['probe']}": cell for cell in matrix["cells"]}
+        lacking = [name for cell in cells.values() for name in _FIELDS if name not in cell]
+        if lacking or not isinstance(matrix["versions"], dict):
+            raise ValueError(f"a cell lacks {lacking[0]}" if lacking else "versions are no table")
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise RecordsError(f"cannot read {str(path)!r}: {err}; run attnbench conform again") from err
     if text not in cells:

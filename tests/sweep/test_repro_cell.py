@@ -91,7 +91,9 @@ def test_a_cell_is_named_by_arm_and_probe(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_matrix_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    for text in ("{", "[]", '{"cells": 3}', '{"cells": [{}]}'):
+    whole = {"versions": {}, "cells": [make_cell("block self 5")]}
+    lacking = [{**whole, "cells": [{"arm": "a", "probe": "b"}]}, {"cells": whole["cells"]}, {**whole, "versions": 1}]
+    for text in ("{", "[]", '{"cells": 3}', '{"cells": [{}]}', *map(json.dumps, lacking)):
         (tmp_path / "conform.json").write_text(text)
         with pytest.raises(RecordsError, match="run attnbench conform again"):
             repro_cell.find_cell(tmp_path, "a:b")
