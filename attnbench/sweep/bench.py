@@ -53,14 +53,17 @@ class Bench:
         """How many workers may work at once while nothing is being measured."""
         return max(1, (os.cpu_count() or 1) // self.threads)
 
-    def export_all(self, problems: Iterable[Problem]) -> None:
-        """Export and verify every artifact of these problems, several at a time; errors come up in `exported`."""
+    def export_all(self, problems: Iterable[Problem], *, go_on: Callable[[], bool] = lambda: True) -> None:
+        """Export and verify every artifact of these problems, several at a time; errors come up in `exported`.
+
+        Where `go_on` has become false, the rest is left to the groups that need it.
+        """
         wanted: dict[tuple[str, int, str], tuple[Arm, Problem]] = {}
         for problem in problems:
             for arm in self.arms:
                 if arm.exporter != TORCH and self.exporter_probes[arm.exporter].available:
                     wanted.setdefault(self._key(arm, problem), (arm, problem))
-        in_parallel(lambda pair: self._export_once(*pair), list(wanted.values()), self.at_once)
+        in_parallel(lambda pair: self._export_once(*pair) if go_on() else None, list(wanted.values()), self.at_once)
 
     def _key(self, arm: Arm, problem: Problem) -> tuple[str, int, str]:
         opset = arm.opset if arm.opset is not None else self.default_opset(arm.exporter)

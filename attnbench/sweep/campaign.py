@@ -1,7 +1,7 @@
 """The problem groups of a run one after the other, then what --refine and --measure-frontier add."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from attnbench.sweep import frontier, refine, rows
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
 from attnbench.sweep.group import Group, oom_key, utc_now
-from attnbench.sweep.plan import EXTRA_SHARE, REPORT_S, Budget, Plan, plan_group
+from attnbench.sweep.plan import EXPORT_SHARE, EXTRA_SHARE, REPORT_S, Budget, Plan, plan_group
 from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import Samples
 
@@ -48,7 +48,7 @@ class Campaign:
         self.known_oom = self._known_oom(done)
         began = time.monotonic()
         self.progress.say("export and verify")
-        self.bench.export_all(p for p in [*self.problems, *self.refined] if p.problem_id not in finished)
+        self.export_ahead(finished)
         self.manifest["spent"]["export and verify"] = round(time.monotonic() - began, 2)
         for index, problem in enumerate(self.problems):
             if problem.problem_id not in finished:
@@ -60,6 +60,12 @@ class Campaign:
             self._refine()
         if self.bench.sweep.measure_frontier:
             self._measure_frontier()
+
+    def export_ahead(self, finished: Set[str]) -> None:
+        """Write files before they are needed, several at a time, for a share of the budget; the rest when needed."""
+        budget_s = self.bench.sweep.time_budget_s
+        ahead = [p for p in [*self.problems, *self.refined] if p.problem_id not in finished]
+        self.bench.export_all(ahead, go_on=lambda: budget_s is None or self.elapsed_s < EXPORT_SHARE * budget_s)
 
     def _grid_group(self, index: int, problem: Problem) -> None:
         elapsed_s = self.elapsed_s

@@ -24,6 +24,7 @@ EXPORT_S = 1.2
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
 CAUTION = 1.25  # only what even a prediction that much too low leaves over is spent on more than the least rounds
+EXPORT_SHARE = 0.4  # of the time budget, for files written before the groups that need them
 EXTRA_SHARE = 0.3  # of the time budget, for each of --refine and --measure-frontier
 ORACLE_GFLOPS = 30.0
 MAX_ORACLE_FLOPS = 60e9  # longer problems are judged on sampled rows
