@@ -81,15 +81,20 @@ class Problem:
             if type(value) is not int or value < 1:
                 raise ProblemError(f"{field} must be a whole number of at least 1, got {value!r}")
         if self.num_heads % self.num_kv_heads:
-            raise ProblemError(f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}")
+            raise ProblemError(
+                f"num_kv_heads must divide num_heads ({self.num_heads}), got {self.num_kv_heads}; "
+                f"{math.gcd(self.num_heads, self.num_kv_heads)} does"
+            )
         if self.given_scale is not None and not (math.isfinite(self.given_scale) and self.given_scale > 0.0):
             raise ProblemError(f"scale must be a finite number above 0, got {self.given_scale!r}")
+        if self.given_scale == 1.0 / math.sqrt(self.head_dim):
+            object.__setattr__(self, "given_scale", None)  # one problem, one id
         if self.part == "core" and (self.bias or self.value_map != "joint"):
             raise ProblemError("part core has no projections, so no bias and no value map; use part block")
         if (self.variant in USUAL_MASK) != bool(self.masking.position):
             raise ProblemError(
                 f"variant {self.variant} contradicts mask {self.mask!r}: variant causal has a causal or sliding-window "
-                "rule, self and cross have none"
+                "rule, decode causal_bottom_right, self and cross have none"
             )
         if self.variant == "decode":
             self._refuse_impossible_decode()
@@ -154,8 +159,9 @@ class Problem:
             kv_len = max(1, seq_len // 2) if variant == "cross" else seq_len
         return cls(
             part=part, variant=variant, batch_size=batch_size, q_len=seq_len, kv_len=kv_len,
-            num_heads=num_heads, num_kv_heads=num_kv_heads or num_heads, head_dim=head_dim, dtype=dtype, mask=mask,
-            v_head_dim=v_head_dim or head_dim, given_scale=scale, bias=bias, value_map=value_map,
+            num_heads=num_heads, num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads, head_dim=head_dim,
+            dtype=dtype, mask=mask, v_head_dim=v_head_dim or head_dim, given_scale=scale, bias=bias,
+            value_map=value_map,
         )  # fmt: skip
 
     def at(self, *, q_len: int, kv_len: int | None = None, batch_size: int | None = None) -> "Problem":
