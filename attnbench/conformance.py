@@ -31,6 +31,7 @@ from attnbench.interfaces import (
     Support,
     numpy_dtype,
 )  # fmt: skip
+from attnbench.measure import caches
 from attnbench.measure.numerics import compare, tolerances
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
@@ -252,6 +253,8 @@ def _check_call(
         first[...] = np.nan  # outputs must have been a copy
     call()
     _check_output(f"{where}, called twice", session.outputs(), problem, expected, input_class)
+    fault = caches.session_fault(session, problem, inputs, seed=_SEED) if computes else ""
+    _require(not fault, where, fault)
 
 
 def _check_output(where: str, output: Array, problem: Problem, expected: Array | None, input_class: str) -> None:
@@ -294,7 +297,7 @@ def _check_facts(where: str, facts: Facts, settings: Settings, version: str) -> 
 
 def _check_work(where: str, session: Session, problem: Problem) -> None:
     """A call faster than any device could answer has not computed: it was done in bind(), or not at all."""
-    sized = problem.at(q_len=1024, kv_len=1024, batch_size=4)
+    sized = problem.at(q_len=1024, kv_len=2048 if problem.variant == "decode" else 1024, batch_size=4)
     call = session.bind(make_inputs(sized))
     times_ns = []
     for _ in range(3):

@@ -134,6 +134,18 @@ class Session(Protocol):
         ...
 
 
+class DecodeSession(Session, Protocol):
+    """What a session of variant decode has too: the cache that a step gives back is judged like `y`."""
+
+    def cache(self) -> Mapping[str, Array]:
+        """`present_key` and `present_value` of the last call, copied out as NumPy in the problem's dtype.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        ...
+
+
 class Runtime(Protocol):
     """Something that can run a problem. Stateless; constructing one imports nothing heavy."""
 

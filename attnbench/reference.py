@@ -62,6 +62,23 @@ def reference_output(
     return y
 
 
+def reference_new_cache(
+    problem: Problem, inputs: Mapping[str, Array], weights: Mapping[str, Array]
+) -> dict[str, Float64]:
+    """What a decode step puts behind the old tokens of its cache, in float64.
+
+    Returns:
+        present_key (B, H_kv, q_len, D) and present_value (B, H_kv, q_len, D_v), of the new tokens alone.
+    """
+    x, found = inputs["x"].astype(np.float64), {}
+    for name, letter in (("present_key", "k"), ("present_value", "v")):
+        new = x @ weights[f"w_{letter}"].astype(np.float64)  # (B, q_len, H_kv D)
+        if f"b_{letter}" in weights:
+            new += weights[f"b_{letter}"].astype(np.float64)
+        found[name] = new.reshape(*x.shape[:2], problem.num_kv_heads, -1).swapaxes(1, 2)
+    return found
+
+
 def reference_attention(
     q: Array,
     k: Array,

@@ -95,6 +95,8 @@ def _what_ran(r: Record) -> Iterator[str]:
         yield "Which attention kernel ran is unknown: the runtime does not tell."
     else:
         yield f"Attention kernel: {r.attention_kernel}, known by {r.kernel_evidence or 'nothing that was kept'}."
+    if "cache" in r.facts:
+        yield f"Every step, the cache is {r.facts['cache']}."
 
 
 def _status(r: Record) -> Iterator[str]:

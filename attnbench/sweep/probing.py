@@ -8,7 +8,7 @@ import numpy as np
 from attnbench.hypotheses import explain, take_apart
 from attnbench.inputs import make_weights
 from attnbench.interfaces import Array, Session, numpy_dtype
-from attnbench.measure import numerics
+from attnbench.measure import caches, numerics
 from attnbench.probes import LIMITS, excerpt, judged_rows, make_probe_inputs, weaker_poison
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
@@ -20,11 +20,14 @@ def run_probe(session: Session, problem: Problem, fill: str, seed: int) -> dict[
     """Bind, call, judge; {"ok", "how", "error", "limit", "expected", "got"}."""
     inputs = make_probe_inputs(problem, fill, seed=seed)
     output = _answer(session, inputs)
+    fault = caches.session_fault(session, problem, inputs, seed=seed)
     found = judge(problem, fill, inputs, output, seed=seed)
     if fill == "poison" and NO_KNOWN_CAUSE in found["how"]:
         weaker = weaker_poison(problem, inputs)
         if _leaks(problem, (inputs, output), (weaker, _answer(session, weaker)), seed=seed):
             found["how"] = "keys leak: values of masked keys show"
+    if fault:
+        found |= {"ok": False, "how": "; ".join(filter(None, [found["how"], fault]))}
     return found
 
 

@@ -16,7 +16,7 @@ from attnbench import plugins
 from attnbench.errors import AttnbenchError, ExportError, NotRunError, PluginError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, Support, numpy_dtype
-from attnbench.measure import allocator, determinism, memory, numerics, roofline, timing
+from attnbench.measure import allocator, caches, determinism, memory, numerics, roofline, timing
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 
@@ -36,7 +36,7 @@ _FACT_TYPES: dict[str, Any] = {
 
 
 class WrongOutputError(AttnbenchError):
-    """The output has another shape or dtype than the problem's; it is wrong before any number is compared."""
+    """The output has another shape or dtype than the problem's, or a decode step gave a wrong cache."""
 
 
 class DishonestError(AttnbenchError):
@@ -108,7 +108,7 @@ class Tasks:
 
         Raises:
             DishonestError: the output was right before the call.
-            WrongOutputError: another shape or dtype than the problem's.
+            WrongOutputError: another shape or dtype than the problem's, or a wrong cache.
         """
         target = Problem.from_dict(problem)
         expected = np.load(reference, mmap_mode="r")
@@ -119,6 +119,7 @@ class Tasks:
         self._call()
         first_call_ns = time.perf_counter_ns() - start
         agreement = numerics.compare(self._output(target, rows), expected)
+        self._refuse_wrong_cache(target, input_class, seed)
         gc.collect()
         return {"agreement": asdict(agreement), "first_call_ns": first_call_ns}
 
@@ -139,6 +140,14 @@ class Tasks:
         if output.dtype != numpy_dtype(target.dtype):
             raise WrongOutputError(f"the output is {output.dtype}, the problem's dtype is {target.dtype}")
         return output if rows is None else output[..., rows, :]
+
+    def _refuse_wrong_cache(self, target: Problem, input_class: str, seed: int) -> None:
+        assert self._session is not None
+        if target.variant == "decode":
+            inputs = make_inputs(target, seed=seed, input_class=input_class)
+            fault = caches.session_fault(self._session, target, inputs, seed=self._seed)
+            if fault:
+                raise WrongOutputError(fault)
 
     def _refuse_early_output(self, target: Problem, expected: Array, rows: list[int] | None) -> None:
         try:
@@ -208,8 +217,14 @@ class Tasks:
         return asdict(timing.visit(self._call, drop=drop, keep=keep))
 
     def recheck(self, *, problem: dict[str, Any], reference: str, rows: list[int] | None) -> dict[str, Any]:
-        """Whether the last timed call still computed what it should; {"agreement": ...}."""
-        agreement = numerics.compare(self._output(Problem.from_dict(problem), rows), np.load(reference, mmap_mode="r"))
+        """Whether the last timed call still computed what it should; {"agreement": ...}.
+
+        Raises:
+            WrongOutputError: another shape or dtype than the problem's, or a wrong cache.
+        """
+        target = Problem.from_dict(problem)
+        agreement = numerics.compare(self._output(target, rows), np.load(reference, mmap_mode="r"))
+        self._refuse_wrong_cache(target, "normal", self._seed)
         return {"agreement": asdict(agreement)}
 
     def refuse_memoised(

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnbench.errors import NotRunError, ProblemError, UnsupportedError
 from attnbench.interfaces import SUPPORTED, Array, Artifact, Probe, Settings, Support, numpy_dtype
-from attnbench.problem import Problem
+from attnbench.problem import OUTPUT_NAME, Problem
 
 _OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
 
@@ -68,6 +68,24 @@ def output_buffers(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, A
     batch_size, q_len = (next(iter(inputs.values())).shape[axis] for axis in (0, -2))
     sized = problem.at(q_len=int(q_len), kv_len=kv_len(inputs), batch_size=int(batch_size))
     return {name: np.empty(shape, numpy_dtype(problem.dtype)) for name, shape in sized.output_shapes().items()}
+
+
+def share_cache(inputs: dict[str, Array], outputs: Mapping[str, Array]) -> None:
+    """Make the buffers of the present those of the past too: the old tokens, and room for the new ones behind them."""
+    for kind in ("key", "value"):
+        past, buffer = inputs[f"past_{kind}"], outputs[f"present_{kind}"]  # (B, H_kv, P, D), (B, H_kv, P + q_len, D)
+        buffer[:, :, : past.shape[2]], buffer[:, :, past.shape[2] :] = past, 0
+        inputs[f"past_{kind}"] = buffer
+
+
+def cache_of(outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Copies of the outputs that are a cache."""
+    return {name: array.copy() for name, array in outputs.items() if name != OUTPUT_NAME}
+
+
+def cache_facts(problem: Problem, in_place: bool) -> dict[str, str]:
+    """What a step does to its cache, for `Facts.detail`; nothing where there is none."""
+    return {"cache": "written in place" if in_place else "copied"} if problem.variant == "decode" else {}
 
 
 def kv_len(inputs: Mapping[str, Array]) -> int:

@@ -56,18 +56,19 @@ class ReferenceSession:
 
     def __init__(self, problem: Problem, evaluator: Any) -> None:
         self._problem, self._evaluator = problem, evaluator
-        self._output: Array = np.zeros(0)
+        self._outputs: dict[str, Array] = {}
         self._ran = False
 
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """Copy the inputs."""
         own = binding.own_inputs(self._problem, inputs)
+        names = list(self._problem.output_dims())
         self._ran = False
 
         def call() -> None:
             with np.errstate(all="ignore"):  # what overflows is judged by its result
-                found = self._evaluator.run([OUTPUT_NAME], own)
-            self._output = np.asarray(found[0])
+                found = self._evaluator.run(names, own)
+            self._outputs = dict(zip(names, map(self._plain, found), strict=True))
             self._ran = True
 
         return call
@@ -79,10 +80,22 @@ class ReferenceSession:
             NotRunError: the call bound last has not run yet.
         """
         binding.require_ran(self._ran)
-        output = self._output
+        return self._outputs[OUTPUT_NAME].copy()
+
+    def cache(self) -> dict[str, Array]:
+        """`present_key` and `present_value` of the last call, copied.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        binding.require_ran(self._ran)
+        return binding.cache_of(self._outputs)
+
+    def _plain(self, found: Any) -> Array:
+        output = np.asarray(found)
         if self._problem.dtype == "bf16" and output.dtype.itemsize == 2 and output.dtype.kind == "V":
             output = output.view(numpy_dtype("bf16"))
-        return output.copy()
+        return output
 
     def facts(self) -> Facts:
         """NumPy in one process; threads are those of its BLAS."""

@@ -179,6 +179,15 @@ class OpenVinoSession:
         binding.require_ran(self._ran)
         return self._outputs[OUTPUT_NAME].copy()
 
+    def cache(self) -> dict[str, Array]:
+        """`present_key` and `present_value` of the last call, copied.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        binding.require_ran(self._ran)
+        return binding.cache_of(self._outputs)
+
     def facts(self) -> Facts:
         """Properties of the compiled model and precisions of the graph that it executes.
 
@@ -198,6 +207,7 @@ class OpenVinoSession:
             threads=int(self._compiled.get_property("INFERENCE_NUM_THREADS")), compute_precision=precision,
             attention_kernel=UNKNOWN, kernel_evidence="",
             detail={
+                **binding.cache_facts(self._problem, in_place=False),
                 "properties": {**found, "INFERENCE_PRECISION_HINT": hint},
                 "execution_devices": list(self._compiled.get_property("EXECUTION_DEVICES")),
                 "executed_operators": operators, "precision_of_products": products,
@@ -256,8 +266,13 @@ def _plain(value: Any) -> Any:
 
 
 def _words(error: Exception) -> str:
-    """The line of OpenVINO's message that says something: its summary, else the first that names no source file."""
+    """The line of OpenVINO's message that says something: its summary, else the first that names no source file.
+
+    A summary that only names an operator is followed by what was wrong with it, the last line before.
+    """
     lines = [line.strip() for line in str(error).splitlines()]
     summary = [line.removeprefix("-- ") for line in lines if line.startswith(("-- No conversion", "-- Conversion is"))]
     spoken = [line for line in lines if line and not _NOISE.match(line)]
+    if summary and summary[0].startswith("Conversion is failed") and "Summary:" in spoken[1:]:
+        return f"{summary[0]}: {spoken[spoken.index('Summary:') - 1]}"
     return (summary or spoken or lines or [""])[0]

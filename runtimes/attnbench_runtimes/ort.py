@@ -12,11 +12,11 @@ import numpy as np
 
 from attnbench.errors import ArtifactError, ReadBackError, UnsupportedError
 from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
-from attnbench.problem import OUTPUT_NAME, Problem
+from attnbench.problem import CACHE_ROOM, OUTPUT_NAME, Problem
 from attnbench_runtimes import binding, ort_graph
 
 _KINDS = {"tensor(bfloat16)": 16}  # what NumPy alone cannot say
-_ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
+_ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16, "int64": 7}  # onnx.TensorProto.DataType
 _VERSION_WORDS = ("opset", "not a registered function", "no op registered", "unsupported model ir version")
 
 # Recorded at load: which provider every node was given to.
@@ -118,6 +118,8 @@ class OrtSession:
     def __init__(self, runtime: OrtRuntime, problem: Problem, artifact: Artifact, settings: Settings) -> None:
         self._runtime, self._problem, self._artifact, self._settings = runtime, problem, artifact, settings
         self._session = _open(runtime, artifact, self._options())
+        # Such a file takes one buffer as past and as present; between two its operator would copy all old tokens.
+        self._in_place = CACHE_ROOM in {value.name for value in self._session.get_overridable_initializers()}
         self._inputs: dict[str, Array] = {}  # bound values are bare pointers: these must outlive them
         self._outputs: dict[str, Array] = {}
         self._ran = False
@@ -175,7 +177,11 @@ class OrtSession:
         return {provider: dict(sorted(counts.items())) for provider, counts in placement.items()}
 
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
-        """Copy the inputs, bind them and a buffer for the output."""
+        """Copy the inputs, bind them and a buffer for the output.
+
+        A decode step writes into its cache where the file allows it: a buffer with room for the new tokens is past and
+        present, and every call writes the same places behind the same old tokens.
+        """
         from onnxruntime import OrtValue
         from onnxruntime.capi import onnxruntime_pybind11_state as states
 
@@ -183,6 +189,9 @@ class OrtSession:
         self._ran = False
         outputs = binding.output_buffers(self._problem, own)
         element, kinds = _ONNX_TYPE[self._problem.dtype], self._problem.input_kinds()
+        if self._in_place:
+            binding.share_cache(own, outputs)
+            own[CACHE_ROOM], kinds[CACHE_ROOM] = np.array(own["x"].shape[1], np.int64), "int64"
         io = self._session.io_binding()
         for name, array in own.items():
             kind = _ONNX_TYPE[kinds[name]]
@@ -212,6 +221,15 @@ class OrtSession:
         binding.require_ran(self._ran)
         return self._outputs[OUTPUT_NAME].copy()
 
+    def cache(self) -> dict[str, Array]:
+        """`present_key` and `present_value` of the last call, copied.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        binding.require_ran(self._ran)
+        return binding.cache_of(self._outputs)
+
     def facts(self) -> Facts:
         """Threads, providers and placement of the session; kernel and precision of the graph as optimised.
 
@@ -234,6 +252,7 @@ class OrtSession:
             device_name=binding.cpu_name(), threads=threads, compute_precision=graph.compute_precision,
             attention_kernel=graph.kernel, kernel_evidence="graph" if graph.kernel != UNKNOWN else "",
             detail={
+                **binding.cache_facts(self._problem, self._in_place),
                 "memory_pattern": bool(self._session.get_session_options().enable_mem_pattern),
                 "providers": self._session.get_providers(), "placement": self._placement() or UNKNOWN,
                 "inter_op_threads": inter_op, "optimised_operators": graph.operators,
@@ -276,7 +295,7 @@ def _words(error: Exception) -> str:
 
 def _raw(array: Array) -> Array:
     """The same memory in a dtype that NumPy itself has: bfloat16 as uint16."""
-    return array if array.dtype.kind in "fb" else array.view(np.uint16)
+    return array if array.dtype.kind in "fbi" else array.view(np.uint16)
 
 
 def _version(distribution: str) -> str:

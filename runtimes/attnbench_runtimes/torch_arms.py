@@ -7,7 +7,7 @@ import shutil
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,6 +185,7 @@ class TorchSession:
         self._run: Callable[..., Any] = InPlaceDecodeStep(self._module.block) if self._in_place else self._module
         self._tensors: tuple[Any, ...] = ()
         self._output: Any = None
+        self._cache: Sequence[Any] = ()
         self._kernel: tuple[str, dict[str, int]] | None = None
         self._compiled_shapes: list[tuple[int, ...]] = []
         self._build_ms: float | None = None
@@ -228,10 +229,13 @@ class TorchSession:
         run, tensors = self._run, self._tensors
 
         def call() -> None:
-            self._output = None  # its memory serves the next one, as in an application
+            self._output, self._cache = None, ()  # their memory serves the next ones, as in an application
             try:
                 found = run(*tensors)
-                self._output = found[0] if isinstance(found, tuple) else found  # decode gives the cache too
+                if isinstance(found, tuple):  # decode gives the cache too
+                    self._output, *self._cache = found
+                else:
+                    self._output = found
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
@@ -253,6 +257,19 @@ class TorchSession:
         binding.require_ran(self._output is not None)
         return np.array(from_torch(self._output), order="C", copy=True)
 
+    def cache(self) -> dict[str, Array]:
+        """`present_key` and `present_value` of the last call, copied.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        from attnbench.torch_model import from_torch
+
+        binding.require_ran(self._output is not None)
+        present = self._tensors[1:3] if self._in_place else self._cache
+        names = list(self._problem.output_dims())[1:]
+        return {name: np.array(from_torch(t), order="C", copy=True) for name, t in zip(names, present, strict=True)}
+
     def facts(self) -> Facts:
         """Threads and precision in force; the kernel from a profile of one more call, outside any timing.
 
@@ -266,7 +283,6 @@ class TorchSession:
         if self._kernel is None and self._tensors:
             self._kernel = self._profile()
         kernel, operators = self._kernel or (UNKNOWN, {})
-        is_decode = self._problem.variant == "decode"
         if self._backend is not None and kernel not in (self._backend, UNKNOWN):
             raise ReadBackError(f"kernel {self._backend} was asked, torch ran {kernel}: {operators}")
         evidence = "profile" if self._backend is None else "pinned"
@@ -275,7 +291,7 @@ class TorchSession:
             threads=torch.get_num_threads(), compute_precision=self._precision(), attention_kernel=kernel,
             kernel_evidence=evidence if kernel != UNKNOWN else "", build_ms=self._build_ms,
             detail={
-                **({"cache": "written in place" if self._in_place else "copied"} if is_decode else {}),
+                **binding.cache_facts(self._problem, self._in_place),
                 "inter_op_threads": torch.get_num_interop_threads(), "float32_matmul_precision": allowed,
                 "profiled_operators": operators,
             },

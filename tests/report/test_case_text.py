@@ -27,6 +27,8 @@ def test_it_says_what_ran_and_how_that_is_known(told):
     assert "Attention kernel: unfused, known by graph" in words
     assert "ran the block itself" in told("torch-sdpa")["What ran"]
     assert "is unknown" in told(attention_kernel="unknown")["What ran"]
+    assert "the cache is written in place." in told(facts={"cache": "written in place"})["What ran"]
+    assert "cache" not in words
 
 
 def test_the_gate_nearest_to_its_limit_decided(told):
