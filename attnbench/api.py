@@ -162,6 +162,7 @@ def bench(
     exporters: Sequence[str] | None = None,
     runtimes: Sequence[str] | None = None,
     opset: Sequence[int] | None = None,
+    options: Sequence[str] | None = None,
     baseline: str | None = None,
     threads: int | None = None,
     out: Path | None = None,
@@ -350,6 +351,7 @@ def export(
     mask: str | None = None,
     scale: float | None = None,
     bias: bool | None = None,
+    value_map: str | None = None,
     opset: int | None = None,
     seed: int = 0,
     out: Path,
@@ -368,7 +370,7 @@ def export(
 
     given = {"part": part, "variant": variant, "num_heads": num_heads, "head_dim": head_dim, "dtype": dtype,
              "num_kv_heads": num_kv_heads, "v_head_dim": v_head_dim, "mask": mask, "scale": scale,
-             "bias": bias}  # fmt: skip
+             "bias": bias, "value_map": value_map}  # fmt: skip
     keys: dict[str, Any] = {} if preset is None else presets.find(preset).problem_keys(variant)
     keys |= {name: value for name, value in given.items() if value is not None}
     problem = Problem.make(seq_len=64, **keys)

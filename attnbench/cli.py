@@ -123,6 +123,9 @@ def bench(
         Lists, listed("--runtimes", help="See attnbench list.", default="torch-eager, torch-sdpa, ort-cpu, openvino")
     ] = None,
     opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export.", default="the exporter's")] = None,
+    options: Annotated[
+        Lists, listed("--options", "--option", help="Of a runtime: torch-sdpa:backend=math.", default="none")
+    ] = None,
     baseline: Annotated[
         str | None, single("--baseline", help="Arm to compare with.", metavar="ARM", default="torch-sdpa")
     ] = None,
@@ -210,6 +213,9 @@ def export(
     mask: Annotated[str | None, single("--mask", help="Such as key_padding.", metavar="NAME", panel=WHAT)] = None,
     scale: Annotated[str | None, single("--scale", help="Of the scores.", metavar="X", panel=WHAT)] = None,
     bias: Annotated[bool, switch("--bias", help="Projections with bias.", panel=WHAT)] = False,
+    value_map: Annotated[
+        str | None, single("--value-map", help="joint or low_rank.", metavar="NAME", panel=WHAT)
+    ] = None,
     dtype: Annotated[
         str | None, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT, default="fp32")
     ] = None,

@@ -121,7 +121,7 @@ def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) ->
 
 
 def parse_arms(flag: str, given: Sequence[str] | None) -> list[str] | None:
-    """Arms: `torch-sdpa`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
+    """Arms: `torch-sdpa`, `torch-sdpa[backend=math]`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
 
     Raises:
         InputError: an exporter or runtime in one of them is unknown.
@@ -129,7 +129,7 @@ def parse_arms(flag: str, given: Sequence[str] | None) -> list[str] | None:
     values = split_list(flag, given)
     for value in values or ():
         exporter, _, runtime = value.rpartition("@")
-        plugins.find("runtime", runtime)
+        plugins.find("runtime", runtime.partition("[")[0])
         name = exporter.partition("[")[0]
         if "@" in value and name != BARE_RUNTIME_EXPORTER:
             plugins.find("exporter", name)
@@ -294,6 +294,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
         "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),
         "opset": parse_sizes("--opset", params["opset"]),
+        "options": split_list("--options", params["options"]),
         "baseline": only_one("baseline", baseline),
         "threads": None if threads is None else parse_int("--threads", threads, minimum=1, maximum=4096, example="1"),
         "out": parse_out("--out", params["out"]),
@@ -329,6 +330,7 @@ def export_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "preset": _preset(params["preset"]),
         "scale": parse_positive("--scale", params["scale"], example="0.125"),
         "bias": params["bias"] or None,
+        "value_map": params["value_map"],
         "seed": parse_int("--seed", params["seed"], minimum=0, example="0"),
         "out": parse_file_out("--out", params["out"]),
     }

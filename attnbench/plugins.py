@@ -27,7 +27,8 @@ if TYPE_CHECKING:  # importing it costs NumPy (0.1 s), which listing does not ne
 
 Kind = Literal["exporter", "runtime"]
 GROUPS: dict[Kind, str] = {"exporter": "attnbench.exporters", "runtime": "attnbench.runtimes"}
-TRAITS = ("takes_artifact", "opt_in", "checks_only", "preload", "opsets")  # what a plan needs to know without importing
+# What a plan needs to know without importing.
+TRAITS = ("takes_artifact", "opt_in", "checks_only", "preload", "opsets", "options")
 DISTRIBUTION = "attnbench"
 PROBE_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 300

@@ -120,6 +120,7 @@ class Record(BaseModel):
     # outside the band of `peaked` (near ties and masked rows: of `normal`)
     stress: dict[str, float] = {}
     first_logit_scale_outside: int | None = None  # the smallest spread of logits tried at which it leaves the band
+    runtime_options: dict[str, str] = {}  # that the runtime was asked for, such as backend=math; they are in `arm` too
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it
 
 

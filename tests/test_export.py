@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import api
+from attnbench.cli import main
 from attnbench.errors import ExportError, InputError
 from tests.conftest import InstallPlugin
 
@@ -37,6 +38,20 @@ def test_export_writes_one_verified_file_and_replaces_it(tmp_path: Path) -> None
     assert first.path == second.path == out
     assert first.sha256 != second.sha256 == hashlib.sha256(out.read_bytes()).hexdigest()
     assert [path.name for path in tmp_path.iterdir()] == ["a b.onnx"]
+
+
+def test_export_takes_every_form_of_the_problem_from_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--variant causal --heads 4 --head-dim 8 --kv-heads 2 --v-head-dim 4 --mask causal_top_left+key_padding"
+    out = tmp_path / "x.onnx"
+    asked = ["export", "--exporter", "onnx-decomposed", *flags.split(), "--scale", "0.5", "--bias"]
+    assert main([*asked, "--value-map", "low_rank", "-o", str(out)]) == 0
+    assert " at T = " in capsys.readouterr().out  # judged with these forms by the oracle
+    joint = api.export(
+        exporter="onnx-decomposed", variant="causal", num_heads=4, head_dim=8, num_kv_heads=2, v_head_dim=4,
+        mask="causal_top_left+key_padding", scale=0.5, bias=True, out=tmp_path / "y.onnx",
+    )  # fmt: skip
+    assert joint.sha256 != hashlib.sha256(out.read_bytes()).hexdigest()
+    assert main([*asked, "--value-map", "nope", "-o", str(out)]) == 2
 
 
 def test_an_opset_that_the_exporter_does_not_write_is_bad_input(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ def _with_kernel(record: Record, kernel: str, reason: str) -> Record:
 
 def _flagged(record: Record) -> Record:
     flags = [flag for flag in record.flags if flag != OTHER_KERNEL]
-    if asks_fused(record) and record.attention_kernel in _WRITTEN_OUT:
+    pinned = record.runtime_options.get("backend")
+    if pinned is None:
+        is_other = asks_fused(record) and record.attention_kernel in _WRITTEN_OUT
+    else:
+        is_other = record.attention_kernel not in (None, UNKNOWN, pinned)
+    if is_other:
         flags.append(OTHER_KERNEL)
     return record if flags == record.flags else record.model_copy(update={"flags": flags})

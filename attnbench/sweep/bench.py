@@ -95,9 +95,10 @@ class Bench:
         limit = memory_limit_bytes or self.sweep.memory_limit_bytes
         return Worker(server, memory_limit_bytes=limit, log_path=log_path)
 
-    def settings(self) -> dict[str, Any]:
-        """How every arm is asked to run, as JSON."""
-        return asdict(Settings(threads=self.threads, seed=self.sweep.seed))
+    def settings(self, arm: Arm | None = None) -> dict[str, Any]:
+        """How an arm is asked to run, or every arm without options of its own, as JSON."""
+        options = dict(arm.options) if arm else {}
+        return asdict(Settings(threads=self.threads, seed=self.sweep.seed, options=options))
 
     def reference(self, problem: Problem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:
         """The judge's outputs of a problem, per input class (see `Tasks.reference`).

@@ -223,7 +223,7 @@ def _probe(
             with bench.worker(bench.server("runtime", arm.runtime), arm.label, memory_limit_bytes=limit) as worker:
                 worker.ask(
                     "load", timeout_s=timeout_s(), runtime=arm.runtime, problem=problem.as_dict(),
-                    artifact=exported.artifact if exported else None, settings=bench.settings(), purpose="memory",
+                    artifact=exported.artifact if exported else None, settings=bench.settings(arm), purpose="memory",
                 )  # fmt: skip
                 peak = worker.ask("measure_memory", timeout_s=timeout_s(), problem=problem.as_dict())
         except ProblemError as err:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from attnbench import presets
 from attnbench.errors import InputError
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
+from attnbench.sweep import runtime_options
 from attnbench.sweep.grid_checks import check_sweep, masks_of
 from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
@@ -50,6 +51,7 @@ class Sweep(BaseModel):
     exporters: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
     opset: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()  # of runtimes, as in runtime_options
     baseline: str = DEFAULT_BASELINE
     threads: int | None = None
     seed: int = 0
@@ -65,7 +67,7 @@ class Sweep(BaseModel):
 
     @field_validator(
         *("part", "variants", "seq_lens", "kv_lens", "q_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
-        *("exporters", "runtimes", "opset", "require", "masks", "num_kv_heads", "v_head_dims"),
+        *("exporters", "runtimes", "opset", "require", "masks", "num_kv_heads", "v_head_dims", "options"),
         mode="after",
     )
     @classmethod
@@ -171,7 +173,7 @@ BUILT_IN: dict[str, dict[str, Any]] = {
 ALIASES = {"parts": "part", "time_budget": "time_budget_s", "timeout": "timeout_s", "opsets": "opset",
            "memory_limit": "memory_limit_bytes", "memory_budget": "memory_budget_bytes",
            "mask": "masks", "kv_heads": "num_kv_heads", "v_head_dim": "v_head_dims", "heads": "num_heads",
-           "head_dim": "head_dims",
+           "head_dim": "head_dims", "option": "options",
            "batch_size": "batch_sizes", "dtype": "dtypes"}  # fmt: skip
 
 
@@ -322,13 +324,16 @@ class Arm:
     exporter: str  # "torch" for runtimes that run the torch block
     runtime: str
     opset: int | None = None  # as asked; None: the exporter's default
+    options: runtime_options.Options = ()
 
     @property
     def label(self) -> str:
-        """`onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`, `torch-sdpa`."""
+        """`onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`, `torch-sdpa`, `torch-sdpa[backend=math]`."""
+        options = ";".join(f"{name}={value}" for name, value in self.options)
+        runtime = f"{self.runtime}[{options}]" if options else self.runtime
         if self.exporter == TORCH:
-            return self.runtime
-        return f"{self.exporter}{f'[opset={self.opset}]' if self.opset else ''}@{self.runtime}"
+            return runtime
+        return f"{self.exporter}{f'[opset={self.opset}]' if self.opset else ''}@{runtime}"
 
     def case_id(self, problem: Problem) -> str:
         """12 hex digits that depend on the problem and the arm, not on versions or the machine."""
@@ -338,17 +343,16 @@ class Arm:
 def arms(sweep: Sweep, takes_artifact: Mapping[str, bool]) -> list[Arm]:
     """The arms of the sweep, the baseline first; `takes_artifact` says it of every runtime selected.
 
-    The baseline is added when it was not selected.
+    The baseline is added when it was not selected, and where options were given to its runtime.
     """
-    exporters = sweep.exporters or DEFAULT_EXPORTERS
+    files = [(exporter, opset) for exporter in sweep.exporters or DEFAULT_EXPORTERS for opset in sweep.opset or (None,)]
     chosen: list[Arm] = []
     for runtime in selected_runtimes(sweep):
-        if not takes_artifact[runtime]:
-            chosen.append(Arm(exporter=TORCH, runtime=runtime))
-            continue
-        for exporter in exporters:
-            for opset in sweep.opset or (None,):
-                chosen.append(Arm(exporter=exporter, runtime=runtime, opset=opset))
+        asked = runtime_options.combinations(sweep.options, runtime)
+        for exporter, opset in files if takes_artifact[runtime] else [(TORCH, None)]:
+            for options in dict.fromkeys([*asked, ()]):
+                arm = Arm(exporter=exporter, runtime=runtime, opset=opset, options=options)
+                chosen += [arm] if options in asked or arm.label == sweep.baseline else []
     if not sweep.exporters and not sweep.runtimes:
         chosen = [a for a in chosen if a.label not in NOT_DEFAULT_ARMS]
     return sorted(chosen, key=lambda a: a.label != sweep.baseline)
@@ -357,5 +361,5 @@ def arms(sweep: Sweep, takes_artifact: Mapping[str, bool]) -> list[Arm]:
 def selected_runtimes(sweep: Sweep) -> list[str]:
     """The runtimes that the sweep needs, the baseline's included."""
     names = list(sweep.runtimes or DEFAULT_RUNTIMES)
-    baseline = sweep.baseline.rsplit("@", 1)[-1]
+    baseline = sweep.baseline.rsplit("@", 1)[-1].partition("[")[0]
     return names if baseline in names else [*names, baseline]

@@ -180,7 +180,7 @@ class Group:
             "runtime": case.arm.runtime,
             "problem": self.problem.as_dict(),
             "artifact": case.exported.artifact if case.exported else None,
-            "settings": self.bench.settings(),
+            "settings": self.bench.settings(case.arm),
         }
 
     def _check(self, case: Case, worker: Worker, input_classes: Sequence[str]) -> int:

@@ -6,7 +6,7 @@ import math
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Reproduction:
     found: str  # what was found, in a sentence
     versions: Mapping[str, Any]
     inputs: Mapping[str, Array] | None = None  # None: drawn from the seed and the class
+    options: Mapping[str, str] = field(default_factory=dict)  # that the runtime was asked for
     rows: Sequence[int] | None = None  # that are judged; None: as the judge of a run
 
 
@@ -68,7 +69,8 @@ def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[st
         problem=problem, arm=r.arm, runtime=r.runtime, threads=r.threads or manifest.get("threads") or 1, seed=r.seed,
         input_class=input_class, model=_model(r, problem, run_dir),
         error=r.peaked_worst_row_rel_err if is_peaked else r.worst_row_rel_err, limit=limit,
-        gain_limit=None if is_peaked else r.gain_limit, found=f"{r.status}: {r.reason}" if r.reason else r.status,
+        gain_limit=None if is_peaked else r.gain_limit,
+        options=r.runtime_options, found=f"{r.status}: {r.reason}" if r.reason else r.status,
         versions={
             "attnbench": r.attnbench_version, r.runtime: r.runtime_version, "packages": manifest.get("versions") or {},
             "machine": environment.get("machine"), "os": environment.get("os"), "device_name": r.device_name,
@@ -163,8 +165,9 @@ def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) 
         specs["mask"]["draw"] = "bool" if mask.form.is_bool else "alibi" if mask.tensor == "alibi" else "normal"
     return {
         "label": f"{p.label()}, H={p.num_heads} D={p.head_dim}, {what.input_class} inputs, seed {what.seed}",
-        "arm": what.arm, "runtime": what.runtime, "threads": what.threads, "dtype": p.dtype, "part": p.part,
-        "variant": p.variant, "mask": p.mask, "rule": mask.rule if mask.position else "", "window": mask.window,
+        "arm": what.arm, "runtime": what.runtime, "threads": what.threads, "options": dict(what.options),
+        "dtype": p.dtype, "part": p.part, "variant": p.variant,
+        "mask": p.mask, "rule": mask.rule if mask.position else "", "window": mask.window,
         "scale": p.scale, "value_map": p.value_map, "num_heads": p.num_heads,
         "num_kv_heads": p.num_kv_heads, "seed": what.seed,
         "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",

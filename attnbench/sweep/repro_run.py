@@ -15,6 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 RAW = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "bool": np.bool_}  # how an array is held here
 ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
 OPENVINO_TYPE = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+BACKENDS = {"flash": "FLASH_ATTENTION", "math": "MATH", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 CHUNK = 1 << 18  # numbers drawn at a time
 
 
@@ -113,15 +115,14 @@ def run_onnxruntime(case: dict[str, Any], inputs: dict[str, Any], weights: dict[
 
 
 def run_openvino(case: dict[str, Any], inputs: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
-    """By OpenVINO on the CPU, in the precision of the file where the processor has it, else in fp32."""
+    """By OpenVINO on the CPU, in the precision of the file where the processor has it, unless it was to choose."""
     import openvino as ov
 
     core = ov.Core()
     there = case["dtype"].upper() in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    properties = {
-        "INFERENCE_NUM_THREADS": case["threads"], "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": OPENVINO_TYPE[case["dtype"] if there else "fp32"],
-    }  # fmt: skip
+    properties = {"INFERENCE_NUM_THREADS": case["threads"], "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    if case["options"].get("inference_precision") != "default":
+        properties["INFERENCE_PRECISION_HINT"] = OPENVINO_TYPE[case["dtype"] if there else "fp32"]
     compiled = core.compile_model(core.read_model(str(HERE / "model.onnx")), "CPU", properties)
     request = compiled.create_infer_request()
     outputs = {name: np.empty(shape, RAW[case["dtype"]]) for name, shape in case["outputs"].items()}
@@ -158,7 +159,12 @@ def run_torch(case: dict[str, Any], inputs: dict[str, Any], weights: dict[str, A
     kinds = {name: spec["kind"] for name, spec in {**case["inputs"], **case["weights"]}.items()}
     tensors = {name: of_torch(array, kinds[name]) for name, array in {**inputs, **weights}.items()}
     compute = torch.compile(torch_block, dynamic=False) if case["compiled"] else torch_block
-    with torch.inference_mode():
+    attention = torch.nn.attention
+    backend = case["options"].get("backend")
+    pinned = (
+        nullcontext() if backend is None else attention.sdpa_kernel(getattr(attention.SDPBackend, BACKENDS[backend]))
+    )
+    with torch.inference_mode(), pinned:
         y = compute(case, tensors)
     return {"y": (y.view(torch.uint16) if y.dtype == torch.bfloat16 else y).numpy()}
 

@@ -70,6 +70,7 @@ def _identity(bench: Bench, case: Case) -> dict[str, Any]:
         "exporter": case.arm.exporter,
         "opset": case.exported.artifact["opset"] if case.exported else case.arm.opset,
         "runtime": case.arm.runtime,
+        "runtime_options": dict(case.arm.options),
         "runtime_version": bench.runtime_probes[case.arm.runtime].version or None,
         "threads": bench.threads,
         "status": case.status,

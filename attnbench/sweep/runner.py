@@ -18,7 +18,7 @@ from attnbench.interfaces import Probe
 from attnbench.measure import environment, memory
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import grid
+from attnbench.sweep import grid, runtime_options
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
 from attnbench.sweep.cases import ParkedArm
@@ -55,7 +55,7 @@ def prepare(sweep: Sweep) -> Prepared:
     """Check every name, ask the plug-ins, predict.
 
     Raises:
-        InputError: an unknown exporter, runtime, baseline or required arm.
+        InputError: an unknown exporter, runtime, option, baseline or required arm.
     """
     started_s = time.monotonic()
     for name in sweep.exporters:
@@ -68,6 +68,7 @@ def prepare(sweep: Sweep) -> Prepared:
     runtime_probes = plugins.probe_all("runtime", [n for n in runtimes if n in installed])
     exporter_probes = plugins.probe_all("exporter", sweep.exporters or grid.DEFAULT_EXPORTERS)
     takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
+    runtime_options.check(sweep.options, runtime_probes)
     arms = grid.arms(sweep, takes)
     labels = [arm.label for arm in arms]
     if sweep.baseline not in labels:

@@ -5,6 +5,7 @@ import importlib.metadata
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -95,15 +96,19 @@ def kv_len(inputs: Mapping[str, Array]) -> int:
     return int(inputs[source].shape[-2] + cached)
 
 
-def refuse_options(settings: Settings, runtime: str, known: tuple[str, ...] = ()) -> None:
-    """Every option must be one the runtime knows, and the device must be the CPU.
+def refuse_options(
+    settings: Settings, runtime: str, known: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+) -> None:
+    """Every option must be one the runtime knows, with one of its values, and the device must be the CPU.
 
     Raises:
         UnsupportedError: it is not.
     """
-    unknown = sorted(set(settings.options) - set(known))
-    if unknown:
-        raise UnsupportedError(f"{runtime} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+    for name, value in settings.options.items():
+        if name not in known:
+            raise UnsupportedError(f"{runtime} has no option {name!r}; known: {', '.join(known) or 'none'}")
+        if value not in known[name]:
+            raise UnsupportedError(f"{name} is one of {', '.join(known[name])}, got {value!r}")
     if settings.device != "cpu":
         raise UnsupportedError(f"{runtime} runs on device cpu, not {settings.device!r}")
     if settings.threads < 1:

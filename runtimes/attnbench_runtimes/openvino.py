@@ -19,7 +19,6 @@ from attnbench_runtimes import binding
 
 # `asked`: the problem's own precision; `default`: what OpenVINO chooses (bf16 for fp32 files on CPUs that have it).
 PRECISION_OPTION = "inference_precision"
-_PRECISION_CHOICES = ("asked", "default")
 
 _TYPE_NAMES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 _DTYPES = {name: dtype for dtype, name in _TYPE_NAMES.items()}
@@ -35,6 +34,7 @@ class OpenVino:
     takes_artifact = True
     opt_in = False
     preload: tuple[str, ...] = ("openvino",)
+    options: Mapping[str, tuple[str, ...]] = {PRECISION_OPTION: ("asked", "default")}
 
     def probe(self) -> Probe:
         """Is openvino there?"""
@@ -55,10 +55,7 @@ class OpenVino:
         """
         if artifact is None:
             raise UnsupportedError(f"{self.name} runs ONNX files; name an exporter")
-        binding.refuse_options(settings, self.name, (PRECISION_OPTION,))
-        choice = settings.options.get(PRECISION_OPTION, "asked")
-        if choice not in _PRECISION_CHOICES:
-            raise UnsupportedError(f"{PRECISION_OPTION} is one of {', '.join(_PRECISION_CHOICES)}, got {choice!r}")
+        binding.refuse_options(settings, self.name, self.options)
         session = OpenVinoSession(problem, artifact, settings)
         try:
             yield session

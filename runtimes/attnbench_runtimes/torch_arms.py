@@ -29,6 +29,7 @@ _KERNELS = {
 # Which kernel SDPA is pinned to; without it SDPA chooses.
 BACKEND_OPTION = "backend"
 _BACKENDS = {"flash": "FLASH_ATTENTION", "math": "MATH", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+_NO_KERNEL = ("No available kernel", "No viable backend")  # of the kernel that is pinned
 _SOFTMAX = "aten::_softmax"  # attention written out: its score matrix is a tensor
 _EAGER_PROFILE_LEN = 64  # the eager code takes the same path at every length, so a short one proves it
 
@@ -42,6 +43,7 @@ class TorchRuntime:
     takes_artifact = False
     opt_in = False
     preload: tuple[str, ...] = ("torch", "attnbench.torch_model")
+    options: Mapping[str, tuple[str, ...]] = {BACKEND_OPTION: tuple(_BACKENDS)}
 
     def probe(self) -> Probe:
         """Is torch there?"""
@@ -62,7 +64,7 @@ class TorchRuntime:
         """
         import torch
 
-        binding.refuse_options(settings, self.name, (BACKEND_OPTION,) if self.attention == "sdpa" else ())
+        binding.refuse_options(settings, self.name, self.options)
         set_threads(settings.threads)
         check_matmul_precision()
         try:
@@ -78,6 +80,7 @@ class TorchEager(TorchRuntime):
 
     name = "torch-eager"
     attention = "eager"
+    options: Mapping[str, tuple[str, ...]] = {}
 
 
 class TorchSdpa(TorchRuntime):
@@ -109,15 +112,9 @@ class TorchCompile(TorchRuntime):
 
 
 def _pinned(backend: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Pin SDPA to a kernel while the module is held; None: it chooses.
-
-    Raises:
-        UnsupportedError: no such kernel.
-    """
+    """Pin SDPA to a kernel while the module is held; None: it chooses."""
     if backend is None:
         return contextlib.nullcontext()
-    if backend not in _BACKENDS:
-        raise UnsupportedError(f"{BACKEND_OPTION} is one of {', '.join(_BACKENDS)}, got {backend!r}")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     pin: contextlib.AbstractContextManager[Any] = sdpa_kernel(getattr(SDPBackend, _BACKENDS[backend]))
@@ -239,7 +236,7 @@ class TorchSession:
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
-                if self._backend is not None and "No available kernel" in str(err):
+                if self._backend is not None and any(words in str(err) for words in _NO_KERNEL):
                     words = f"SDPA was pinned to {self._backend}, torch has no such kernel for {self._problem.label()}"
                     raise UnsupportedError(words) from err
                 raise

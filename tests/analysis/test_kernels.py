@@ -92,6 +92,13 @@ def test_sdpa_that_ran_the_written_out_kernel_is_flagged_and_eager_is_not() -> N
     assert not any(r.flags for r in with_kernels(eager))
 
 
+@pytest.mark.parametrize(("ran", "flags"), [("math", []), ("flash", ["other_kernel"])])
+def test_a_row_that_asked_for_math_is_flagged_when_another_kernel_ran(ran: str, flags: list[str]) -> None:
+    rows = [r for r in _untold(0.0) if r.arm == "torch-sdpa"]
+    rows = [r.model_copy(update={"attention_kernel": ran, "runtime_options": {"backend": "math"}}) for r in rows]
+    assert all(r.flags == flags for r in with_kernels(rows))
+
+
 def test_deciding_again_changes_nothing() -> None:
     once = _untold(2.0)
     assert with_kernels(once) == once

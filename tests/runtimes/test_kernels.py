@@ -91,6 +91,12 @@ def test_a_pinned_kernel_that_cannot_do_the_problem_is_unsupported() -> None:
             call()
 
 
+@pytest.mark.parametrize("backend", ["efficient", "cudnn"])
+def test_a_kernel_that_this_torch_has_for_no_problem_on_a_cpu_is_unsupported(backend: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"pinned to {backend}, torch has no such kernel"):
+        _facts(TorchSdpa(), _problem({}), backend=backend)
+
+
 @pytest.mark.parametrize(("runtime", "backend"), [(TorchSdpa(), "flsh"), (TorchEager(), "flash")])
 def test_an_unknown_kernel_and_a_pin_where_none_is_chosen_are_refused(runtime: Runtime, backend: str) -> None:
     with pytest.raises(UnsupportedError, match="backend"):

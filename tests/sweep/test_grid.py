@@ -1,10 +1,12 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from attnbench.errors import InputError, ProblemError
+from attnbench.interfaces import Probe
 from attnbench.problem import Problem
-from attnbench.sweep import grid, units
+from attnbench.sweep import grid, runtime_options, units
 
 TAKES = {"torch-eager": False, "torch-sdpa": False, "ort-cpu": True, "openvino": True}
 
@@ -45,6 +47,44 @@ def test_an_opset_asked_for_is_part_of_the_arm_and_the_case() -> None:
     plain = grid.Arm(exporter="onnx-attention", runtime="ort-cpu")
     assert arm.case_id(problem) != plain.case_id(problem)
     assert plain.case_id(problem) != plain.case_id(problem.at(q_len=9))
+
+
+def test_options_of_a_runtime_make_arms_and_the_plain_one_stays_where_it_is_the_baseline(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text('options = ["torch-sdpa:backend=math", "torch-sdpa:backend=flash", "openvino:p=default"]\n')
+    sweep = grid.resolve(file, {"runtimes": ("torch-sdpa", "openvino"), "exporters": ("onnx-attention",)})
+    found = grid.arms(sweep, TAKES)
+    assert [a.label for a in found] == [
+        "torch-sdpa", "torch-sdpa[backend=math]", "torch-sdpa[backend=flash]", "onnx-attention@openvino[p=default]",
+    ]  # fmt: skip
+    assert [dict(a.options) for a in found] == [{}, {"backend": "math"}, {"backend": "flash"}, {"p": "default"}]
+    assert len({a.case_id(Problem.make(seq_len=8)) for a in found}) == 4
+
+
+def test_an_arm_with_options_can_be_the_baseline() -> None:
+    given = {"options": ("torch-sdpa:backend=math",), "runtimes": ("ort-cpu",), "exporters": ("onnx-attention",)}
+    found = grid.arms(grid.resolve(None, {**given, "baseline": "torch-sdpa[backend=math]"}), TAKES)
+    assert [a.label for a in found] == ["torch-sdpa[backend=math]", "onnx-attention@ort-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("torch-sdpa:backend=maths", "has no option backend=maths; it has backend=flash|math"),
+        ("torch-sdpa:kernel=math", "has no option kernel=math; it has backend=flash|math"),
+        ("torch-eager:backend=math", "torch-eager has no option backend=math; it has none"),
+        ("openvino:x=1", "is of none of the runtimes torch-sdpa, torch-eager"),
+        ("backend=math", "is not RUNTIME:NAME=VALUE; write for example torch-sdpa:backend=math"),
+    ],
+)
+def test_an_option_that_no_runtime_of_the_sweep_has_is_refused(text: str, words: str) -> None:
+    probes = {
+        "torch-sdpa": Probe(available=True, traits={"options": {"backend": ["flash", "math"]}}),
+        "torch-eager": Probe(available=True, traits={"options": {}}),
+    }
+    runtime_options.check(["torch-sdpa:backend=math"], probes)
+    with pytest.raises(InputError, match=re.escape(words)):
+        runtime_options.check([text], probes)
 
 
 def test_a_case_id_is_the_same_in_every_version() -> None:

@@ -107,6 +107,15 @@ def test_a_file_shows_the_error_of_the_run_without_attnbench(tmp_path, runtime):
     assert done.stdout.endswith("right\n")
 
 
+@pytest.mark.parametrize(("backend", "code"), [("math", 0), ("efficient", 1)])
+def test_a_pinned_kernel_is_pinned_in_the_reproduction(tmp_path, backend, code):
+    """A CPU has no efficient kernel: pinned to it, the script must fail."""
+    folder = unpacked(reproduction(MASKED, options={"backend": backend}), tmp_path)
+    done = run_alone(folder)
+    assert done.returncode == code, done.stderr
+    assert ("No viable backend" in done.stderr) == bool(code)
+
+
 @pytest.mark.parametrize("runtime", ["torch-eager", "torch-sdpa"])
 @pytest.mark.parametrize(
     "problem",

@@ -1,0 +1,47 @@
+"""Settings that one runtime has, as a flag or in a sweep file: `torch-sdpa:backend=math` makes an arm of its own."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+
+from attnbench.errors import InputError
+from attnbench.interfaces import Probe
+
+Options = tuple[tuple[str, str], ...]  # names and values
+
+
+def combinations(texts: Iterable[str], runtime: str) -> list[Options]:
+    """The options of each arm of a runtime: every combination of the values of its names; [()] where it has none.
+
+    Raises:
+        InputError: a text that is not RUNTIME:NAME=VALUE.
+    """
+    values: dict[str, list[str]] = {}
+    for of, name, value in map(_split, texts):
+        if of == runtime:
+            values.setdefault(name, []).append(value)
+    return [tuple(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
+
+
+def check(texts: Iterable[str], probes: Mapping[str, Probe]) -> None:
+    """Every option is one that its runtime has; `probes` are those of the runtimes of the sweep.
+
+    Raises:
+        InputError: it is not; the message has those that there are.
+    """
+    for text in texts:
+        runtime, name, value = _split(text)
+        if runtime not in probes:
+            raise InputError(f"option {text!r} is of none of the runtimes {', '.join(probes)}; add it to runtimes")
+        known: Mapping[str, Iterable[str]] = probes[runtime].traits.get("options", {})
+        if probes[runtime].available and value not in known.get(name, ()):
+            told = "; ".join(f"{key}={'|'.join(choices)}" for key, choices in known.items()) or "none"
+            raise InputError(f"{runtime} has no option {name}={value}; it has {told}")
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    found = re.fullmatch(r"([^:=\s]+):([^:=\s]+)=([^:=\s]+)", text)
+    if found is None:
+        raise InputError(f"option {text!r} is not RUNTIME:NAME=VALUE; write for example torch-sdpa:backend=math")
+    runtime, name, value = found.groups()
+    return runtime, name, value
