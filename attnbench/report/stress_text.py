@@ -1,4 +1,4 @@
-"""The section on hard inputs: how much of its band every arm uses, and the first scale of logits that leaves it."""
+"""The section on hard inputs: how much of its band every arm uses, and the first scale and length that leave it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,21 +19,25 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
         panels: the charts.
         name: what a chart is called.
     """
-    tables = []
+    tables, lines = [], []
     for panel in panels:
         asked = [(arm, [r for r in panel.row(arm) if r is not None and r.stress]) for arm in panel.arms]
         asked = [(arm, records) for arm, records in asked if records]
         classes = [c for c in STRESS_CLASSES if any(c in r.stress for _, records in asked for r in records)]
         if classes:
             head = ("arm", *(_title(c) for c in classes), "first scale outside")
-            rows = [[arm, *(_worst(panel, records, c) for c in classes), _first(records)] for arm, records in asked]
+            rows = [
+                [arm, *(_worst(panel, records, c) for c in classes), _first(panel, records)] for arm, records in asked
+            ]
             tables.append(Table(caption=name(panel), head=head, rows=rows, panel=panel.number - 1))
+            told = [_outside(panel, arm, records, classes) for arm, records in asked]
+            lines += [f"{name(panel)}: {sentence}" for sentence in told if sentence]
     intro = (
         "Error of the worst row over what is allowed for logits of spread 4 (near ties and masked rows: 1), the "
         "largest over the lengths and where; above 1 is outside. Logits x N have spread N; x 1024 makes rows one-hot. "
         "Outside is told, not failed: a format with few digits leaves its band somewhere, torch eager too."
     )
-    return Section(id="stress", title="Under stress", intro=intro, tables=tables)
+    return Section(id="stress", title="Under stress", intro=intro, lines=lines, tables=tables)
 
 
 def _title(input_class: str) -> str:
@@ -45,11 +49,31 @@ def _worst(panel: Panel, records: Sequence[Record], input_class: str) -> str:
     found = [(r.stress[input_class], int(getattr(r, panel.x_name))) for r in records if input_class in r.stress]
     if not found:
         return ""
-    part, x = max(found)
-    words = fmt_number(part, 2) if math.isfinite(part) else "no number"
-    return f"{words} at {panel.x_label} = {x}"
+    part, x = max(found, key=lambda pair: pair[0])  # of equal parts the first length
+    return f"{_part(part)} at {panel.x_label} = {x}"
 
 
-def _first(records: Sequence[Record]) -> str:
-    outside = [r.first_logit_scale_outside for r in records if r.first_logit_scale_outside is not None]
-    return f"x {min(outside)}" if outside else "none that was tried"
+def _part(part: float) -> str:
+    return fmt_number(part, 2) if math.isfinite(part) else "no number"
+
+
+def _times(part: float) -> str:
+    return f"{_part(part)} times what is allowed" if math.isfinite(part) else _part(part)
+
+
+def _first(panel: Panel, records: Sequence[Record]) -> str:
+    scales = ((r.first_logit_scale_outside, int(getattr(r, panel.x_name))) for r in records)
+    scale, x = min(((scale, x) for scale, x in scales if scale is not None), default=(None, 0))
+    return "none that was tried" if scale is None else f"x {scale} at {panel.x_label} = {x}"
+
+
+def _outside(panel: Panel, arm: str, records: Sequence[Record], classes: Sequence[str]) -> str:
+    """A sentence: with which inputs the arm leaves its band, and at which length first; empty if with none."""
+    clauses = []
+    for name in classes:
+        parts = ((int(getattr(r, panel.x_name)), r.stress.get(name, 0.0)) for r in records)
+        outside = [(x, part) for x, part in parts if not part <= 1.0]
+        if outside:
+            x, part = min(outside)
+            clauses.append(f"with {_title(name)} at {panel.x_label} = {x} ({_times(part)})")
+    return f"{arm} first leaves its band {', '.join(clauses)}." if clauses else ""

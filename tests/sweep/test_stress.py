@@ -9,6 +9,7 @@ from attnbench.errors import InputError
 from attnbench.inputs import LOGIT_SCALES, STRESS_CLASSES, make_inputs, make_weights, stress_classes
 from attnbench.measure import numerics
 from attnbench.problem import Problem
+from attnbench.records import Record
 from attnbench.report.stress_text import stress_section
 from attnbench.report.tables import column_kind, flat_row
 from attnbench.sweep import rows
@@ -105,14 +106,24 @@ def test_the_first_scale_outside_the_band_is_told_and_an_empty_cell_has_its_reas
     assert rows.empty_reasons(case, rows._stress(case))["first_logit_scale_outside"] == "--stress was not asked"
 
 
-def test_the_section_tells_the_worst_part_and_where() -> None:
-    records = [
-        make_record(p, "torch-sdpa", stress={"logits_x8": p.q_len / 200, "near_ties": 0.1}, first_logit_scale_outside=8)
-        for p in make_problems(("self",), (128, 256))
-    ]
-    (table,) = stress_section([only_panel(records)], lambda p: p.title()).tables
+def test_the_section_tells_the_worst_part_and_the_first_scale_and_length_outside() -> None:
+    def row(problem: Problem, arm: str, part: float) -> Record:
+        first = 8 if part > 1.0 else None
+        return make_record(problem, arm, stress={"logits_x8": part, "near_ties": 0.1}, first_logit_scale_outside=first)
+
+    problems = make_problems(("self",), (128, 256, 512))
+    records = [row(p, "torch-sdpa", p.q_len / 200) for p in problems]
+    records += [row(p, "torch-eager", 0.5) for p in problems]
+    section = stress_section([only_panel(records)], lambda p: "fp32")
+    (table,) = section.tables
     assert list(table.head) == ["arm", "logits x 8", "near ties", "first scale outside"]
-    assert list(table.rows[0]) == ["torch-sdpa", "1.3 at T = 256", "0.10 at T = 256", "x 8"]
+    assert [list(row) for row in table.rows] == [
+        ["torch-sdpa", "2.6 at T = 512", "0.10 at T = 128", "x 8 at T = 256"],
+        ["torch-eager", "0.50 at T = 128", "0.10 at T = 128", "none that was tried"],
+    ]
+    assert list(section.lines) == [
+        "fp32: torch-sdpa first leaves its band with logits x 8 at T = 256 (1.3 times what is allowed)."
+    ]
 
 
 def test_the_parts_are_json_in_tables() -> None:
