@@ -161,10 +161,11 @@ def test_a_file_of_a_future_opset_is_unsupported_not_broken(exported: Exported, 
         pass
 
 
-def test_a_file_that_is_no_model_is_named(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"not a model at all")
-    artifact = Artifact(path=tmp_path / "m.onnx", exporter="x", opset=20, sha256="", size_bytes=0, problem=small())
-    with pytest.raises(ArtifactError, match=r"onnxruntime cannot load 'm.onnx'"):
+@pytest.mark.parametrize("name", ["m.onnx", "exporter-opset20-0.onnx"])
+def test_a_file_that_is_no_model_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"not a model at all")
+    artifact = Artifact(path=tmp_path / name, exporter="x", opset=20, sha256="", size_bytes=0, problem=small())
+    with pytest.raises(ArtifactError, match=f"onnxruntime cannot load '{name}'"):
         OrtCpu().load(small(), artifact, Settings()).__enter__()
 
 
