@@ -23,7 +23,7 @@ import numpy as np
 from attnbench.errors import NotRunError
 from attnbench.inputs import make_weights
 from attnbench.interfaces import Facts, Probe, SUPPORTED, Support, numpy_dtype
-from attnbench.reference import reference_output
+from attnbench.reference import reference_new_cache, reference_output
 
 class Session:
     def __init__(self, owner, problem, settings):
@@ -36,7 +36,7 @@ class Session:
         keys = inputs[next(n for n in ("k", "context", "x") if n in inputs)].shape[-2]
         keys += inputs["past_key"].shape[-2] if "past_key" in inputs else 0
         p = self.problem.at(q_len=first.shape[-2], kv_len=keys, batch_size=first.shape[0])
-        self.out = None
+        self.out, self.inputs, self.sized = None, inputs, p
 
         def call():
             out = reference_output(p, inputs, self.weights)
@@ -48,6 +48,11 @@ class Session:
         if self.out is None:
             raise NotRunError("call first")
         return self.out.copy()
+
+    def cache(self):
+        new = reference_new_cache(self.sized, self.inputs, self.weights)
+        past = {name: self.inputs[name.replace("present", "past")] for name in new}
+        return {name: np.concatenate([past[name], new[name]], 2).astype(past[name].dtype) for name in new}
 
     def facts(self):
         return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="unknown")
