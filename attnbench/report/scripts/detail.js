@@ -86,20 +86,28 @@
     dialog.dataset.shown = `${arm} ${panel} ${x}`;
   }
 
-  /** A command about this case, with a button that copies it. */
-  function command(what, name, i) {
-    const text = `attnbench ${name} ${meta.panels[meta.rows.panel[i]].folder} ${page.data.case[i]}`, line = el("code", { text });
-    const copy = el("button", { type: "button", text: "Copy", "aria-label": `Copy: ${text}` });
+  page.commandOf = (name, i) => `attnbench ${name} ${meta.panels[meta.rows.panel[i]].folder} ${page.data.case[i]}`;
+
+  /** A button that copies a text; without a clipboard the words of `line` (itself if none) are marked, for the keyboard. */
+  page.copyButton = (label, text, line) => {
+    const copy = el("button", { type: "button", class: "copy", text: label, title: text, "aria-label": `Copy: ${text}` });
     copy.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(text);
         copy.textContent = "Copied";
-      } catch {  // no clipboard here: the words are marked, for the keyboard
-        getSelection().selectAllChildren(line);
-        copy.textContent = "Marked";
+      } catch {
+        copy.textContent = line ? "Marked" : text;
+        getSelection().selectAllChildren(line ?? copy);
       }
     });
-    return el("p", { class: "command" }, el("span", { class: "muted", text: what }), line, copy);
+    copy.addEventListener("blur", () => (copy.textContent = label));
+    return copy;
+  };
+
+  /** A command about this case, with a button that copies it. */
+  function command(what, name, i) {
+    const text = page.commandOf(name, i), line = el("code", { text });
+    return el("p", { class: "command" }, el("span", { class: "muted", text: what }), line, page.copyButton("Copy", text, line));
   }
 
   // ---- samples

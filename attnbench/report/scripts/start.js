@@ -24,6 +24,13 @@
     data.why = Object.fromEntries(Object.entries(data.empty).map(([name, pairs]) => [name, reasons(pairs)]));
   }
 
+  /** Make every case in the table of all cases a button that copies the command that reproduces it. */
+  function nameCommands(cases) {
+    const table = $("all"), heads = Array.from(table.tHead.rows[0].cells, (cell) => cell.textContent);
+    for (const [i, row] of Array.from(table.tBodies[0].rows).entries())
+      row.cells[heads.indexOf("case")].replaceChildren(page.copyButton(cases[i], page.commandOf("repro", i)));
+  }
+
   async function load() {
     if (!("DecompressionStream" in window)) {
       note.textContent =
@@ -32,6 +39,7 @@
       return;
     }
     index(JSON.parse(await page.unpack("data")));
+    nameCommands(page.data.case);
     if ($("plotly").textContent.trim()) {
       document.head.append(el("script", { text: await page.unpack("plotly") }));
       page.canDraw = true;

@@ -324,3 +324,18 @@ def test_a_case_has_its_commands_to_copy(visit, wide):
     assert case in page.locator("#all tbody tr td:last-child, #all tbody tr td").all_inner_texts()
     page.locator("#detail-commands button").first.click()
     until(page, "['Copied', 'Marked'].includes(document.querySelector('#detail-commands button').textContent)")
+
+
+def test_every_row_of_the_table_has_the_command_that_reproduces_it(visit, wide):
+    page = visit(wide, permissions=["clipboard-read", "clipboard-write"])
+    rows = page.locator("#all tbody tr").count()
+    assert page.locator("#all tbody .copy").count() == rows
+    for number in (0, rows - 1):
+        button = page.locator("#all tbody .copy").nth(number)
+        case = button.inner_text()
+        button.click()
+        until(page, f"document.querySelectorAll('#all tbody .copy')[{number}].textContent === 'Copied'")
+        words = page.evaluate("navigator.clipboard.readText()").split()
+        assert (words[:2], words[3]) == (["attnbench", "repro"], case)
+        button.blur()
+        assert button.inner_text() == case
