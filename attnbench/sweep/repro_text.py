@@ -17,7 +17,8 @@ def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
         *_contents(case, has_model),
     ]  # fmt: skip
     if has_model:
-        lines += ["", "## The same in other tools", "", *_other_tools(case)]
+        lines += ["", "## The same in other tools", "", *_other_tools(case), "",
+                  "attnbench wrote what needs TensorRT for you to run: it was not run when this zip was made."]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -42,7 +43,7 @@ def _other_tools(case: Mapping[str, Any]) -> list[str]:
     shown = [
         f"    polygraphy run model.onnx --onnxrt --trt --data-loader-script run.py {profiles}",
         "",
-        "or, after `python run.py --write-raw`,",
+        "without `--trt` on a machine without an NVIDIA GPU; or, after `python run.py --write-raw`,",
         "",
         f"    {trtexec}",
     ]
