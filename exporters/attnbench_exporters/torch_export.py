@@ -1,6 +1,7 @@
 """The torch block through `torch.onnx.export`: what the decomposed and the Attention exporter share."""
 
 import contextlib
+import functools
 import logging
 import threading
 import warnings
@@ -66,9 +67,12 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
 
     from attnbench.torch_model import build_module, to_torch
 
-    module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
-    args = tuple(to_torch(array).contiguous() for array in make_inputs(example_problem(problem)).values())
-    with tracing():
+    example = example_problem(problem)
+    with tracing(), _LAST.kept((example, attention, seed)):
+        module, args = _LAST.program, ()
+        if module is None:
+            module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
+            args = tuple(to_torch(array).contiguous() for array in make_inputs(example).values())
         try:
             program = torch.onnx.export(
                 module, args, dynamo=True, opset_version=opset, input_names=list(problem.input_shapes()),
@@ -80,6 +84,46 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
     return program.model_proto
 
 
+class _LastTrace:
+    """The torch.export.ExportedProgram of the block exported last, so that all its opsets share one trace.
+
+    Tracing and decomposing take two thirds of an export; they depend on the opset only by which operators torch can
+    translate, which is the same set for most of them.
+    """
+
+    def __init__(self) -> None:
+        self.program: Any = None
+        self._key: object = None
+        self._decomposed: dict[frozenset[Any], Any] = {}
+
+    @contextlib.contextmanager
+    def kept(self, key: object) -> Iterator[None]:
+        """Note the program that torch.onnx decomposes inside; `program` is it while the key stays the same."""
+        from torch.export import ExportedProgram
+
+        if key != self._key:
+            self.program, self._key, self._decomposed = None, key, {}
+        _keep_registries()
+        decompose = ExportedProgram.run_decompositions
+
+        def decompose_once(program: Any, table: Any = None) -> Any:
+            operators = frozenset(table or ())
+            if program is not self.program:
+                self.program, self._decomposed = program, {}
+            if operators not in self._decomposed:
+                self._decomposed[operators] = decompose(program, table)
+            return self._decomposed[operators]
+
+        ExportedProgram.run_decompositions = decompose_once
+        try:
+            yield
+        finally:
+            ExportedProgram.run_decompositions = decompose
+
+
+_LAST = _LastTrace()
+
+
 def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
     """Axis -> Dim for each input in order; one Dim object per promised name."""
     from torch.export import Dim
@@ -87,6 +131,15 @@ def _dynamic_shapes(problem: Problem) -> tuple[dict[int, Any], ...]:
     promised = list(problem.input_dims().values())
     symbols = {dim: Dim(dim) for dims in promised for dim in dims if isinstance(dim, str)}
     return tuple({axis: symbols[d] for axis, d in enumerate(dims) if isinstance(d, str)} for dims in promised)
+
+
+@functools.cache
+def _keep_registries() -> None:
+    """Have torch build its table of translations once per opset, not for every file (0.4 of 1.2 s)."""
+    with contextlib.suppress(ImportError, AttributeError):  # no public way: another torch is only slower
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+        ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
 
 
 @contextlib.contextmanager
