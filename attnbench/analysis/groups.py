@@ -277,7 +277,9 @@ def _variants(rows: Sequence[Record]) -> Iterable[tuple[str, str, str, list[Reco
         if len({q for q, _ in lengths}) == len(lengths):
             yield name, _kv_note(lengths), "q_len", members
             continue
-        fixed, x_name = ("q_len", "kv_len") if _count(lengths, 0) < _count(lengths, 1) else ("kv_len", "q_len")
+        # A decode step is asked as its cache grows.
+        fixes_q_len = variant == "decode" or _count(lengths, 0) < _count(lengths, 1)
+        fixed, x_name = ("q_len", "kv_len") if fixes_q_len else ("kv_len", "q_len")
         for value in sorted({getattr(r, fixed) for r in members}):
             yield name, f"{fixed} = {value}", x_name, [r for r in members if getattr(r, fixed) == value]
 

@@ -73,6 +73,14 @@ def test_lengths_that_both_vary_are_split_by_the_rarer_one(lab):
     assert (panel.title(), panel.x_label, panel.xs) == ("cross (q_len = 1)", "kv_len", [64, 1024, 4096])
 
 
+@pytest.mark.parametrize("seq_lens", [(64, 128), (64, 128, 256)])
+def test_decode_is_shown_as_its_cache_grows_for_every_number_of_new_tokens(lab, seq_lens) -> None:
+    steps = [Problem.make(variant="decode", seq_len=kv, q_len=q) for kv in seq_lens for q in (1, 2, 4)]
+    panels = make_panels([lab.make_record(p, "torch-sdpa") for p in steps])
+    assert [p.title() for p in panels] == ["decode (q_len = 1)", "decode (q_len = 2)", "decode (q_len = 4)"]
+    assert [p.xs for p in panels] == [list(seq_lens)] * 3
+
+
 def test_masks_of_one_variant_are_not_mixed(lab):
     problem = Problem.make(seq_len=128)
     panels = make_panels(
