@@ -39,7 +39,8 @@ def _answer(task: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> d
             raise
         traceback.print_exc()
         message = str(err).strip() or repr(err)
-        return {"error": {"kind": type(err).__name__, "message": message}}
+        cause = "" if err.__cause__ is None else str(err.__cause__).strip()
+        return {"error": {"kind": type(err).__name__, "message": message, "cause": cause}}
 
 
 def _send(fd: int, answer: dict[str, Any]) -> None:

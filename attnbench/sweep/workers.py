@@ -353,13 +353,19 @@ class ReportedError(WorkerError):
 
 
 def _as_exception(error: Any) -> AttnbenchError:
-    kind = str(error.get("kind", "")) if isinstance(error, dict) else ""
-    message = str(error.get("message", error)) if isinstance(error, dict) else str(error)
+    """What the worker told, as an exception; the library's own words, where they differ, are its note."""
+    told = error if isinstance(error, dict) else {"message": error}
+    kind, message, cause = (str(told.get(name, "")) for name in ("kind", "message", "cause"))
+    found: AttnbenchError
     if kind in _EXCEPTIONS:
-        return _EXCEPTIONS[kind](message)
-    if kind == "MemoryError" or looks_like_oom(message):
-        return WorkerOutOfMemory(message)
-    return ReportedError(f"{kind}: {message}" if kind else message)
+        found = _EXCEPTIONS[kind](message)
+    elif kind == "MemoryError" or looks_like_oom(message):
+        found = WorkerOutOfMemory(message)
+    else:
+        found = ReportedError(f"{kind}: {message}" if kind else message)
+    if cause and cause not in message:
+        found.add_note(cause)
+    return found
 
 
 def _kernel_oom_kills() -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from attnbench.errors import ArtifactError, ReadBackError, UnsupportedError
 from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
 from attnbench.problem import CACHE_ROOM, OUTPUT_NAME, Problem
-from attnbench_runtimes import binding, ort_graph
+from attnbench_runtimes import binding, ort_graph, ort_words
 
 _KINDS = {"tensor(bfloat16)": 16}  # what NumPy alone cannot say
 _ONNX_TYPE = {"bool": 9, "fp32": 1, "fp16": 10, "bf16": 16, "int64": 7}  # onnx.TensorProto.DataType
@@ -87,7 +87,19 @@ class OrtRuntime:
             session.close()
 
     def run_model(self, path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs of any file, by name; for checks, never timed."""
+        """Outputs of any file, by name; for checks, never timed.
+
+        Raises:
+            UnsupportedError: ONNX Runtime does not load or run it.
+        """
+        from onnxruntime.capi import onnxruntime_pybind11_state as states
+
+        try:
+            return self._run_model(path, inputs)
+        except (states.NotImplemented, states.Fail, states.InvalidArgument, states.InvalidGraph) as err:
+            raise UnsupportedError(ort_words.plain(err)) from err
+
+    def _run_model(self, path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
         import onnxruntime as ort
 
         options = ort.SessionOptions()
@@ -207,7 +219,7 @@ class OrtSession:
             except (RuntimeError, states.RuntimeException, states.Fail) as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
-                raise
+                raise RuntimeError(ort_words.plain(err, dtype=self._problem.dtype)) from err
             self._ran = True
 
         return call
@@ -273,25 +285,22 @@ def _open(runtime: OrtRuntime, artifact: Artifact, options: Any) -> Any:
 
     path = os.fspath(artifact.path.absolute())
     providers = [(name, dict(settings)) for name, settings in runtime.providers]
+    dtype = artifact.problem.dtype
     try:
         return ort.InferenceSession(path, options, providers=providers)
     except states.NotImplemented as err:
-        raise UnsupportedError(_words(err)) from err
+        raise UnsupportedError(ort_words.plain(err, dtype=dtype)) from err
     except (
         states.Fail, states.InvalidGraph, states.InvalidProtobuf, states.InvalidArgument, states.NoSuchFile,
         states.RuntimeException, states.NotFound,
     ) as err:  # fmt: skip
+        words = ort_words.plain(err, dtype=dtype)
         if binding.is_out_of_memory(err):
-            raise MemoryError(_words(err)) from err
+            raise MemoryError(words) from err
         # The path may have the words too: attnbench itself calls files `...-opset20-...`.
         if any(word in str(err).replace(path, "").lower() for word in _VERSION_WORDS):
-            raise UnsupportedError(_words(err)) from err
-        raise ArtifactError(f"onnxruntime cannot load {artifact.path.name!r}: {_words(err)}") from err
-
-
-def _words(error: Exception) -> str:
-    """ONNX Runtime's message without its prefix, first line."""
-    return str(error).removeprefix("[ONNXRuntimeError] : ").strip().splitlines()[0]
+            raise UnsupportedError(words) from err
+        raise ArtifactError(f"onnxruntime cannot load {artifact.path.name!r}: {words}") from err
 
 
 def _raw(array: Array) -> Array:
