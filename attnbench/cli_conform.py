@@ -17,7 +17,7 @@ def conform(
         Lists, listed("--runtimes", help="See attnbench list.", default="all but null and torch-compile")
     ] = None,
     opsets: Annotated[
-        Lists, listed("--opsets", "--opset", help="Opsets, or all.", default="each exporter's first")
+        Lists, listed("--opsets", "--opset", help="Opsets, or all, or each exporter's first.", default="all")
     ] = None,
     out: Annotated[
         str | None,
@@ -35,7 +35,7 @@ def conform(
         "exporters": flags.parse_plugins("--exporters", "exporter", exporters),
         "runtimes": flags.parse_plugins("--runtimes", "runtime", runtimes),
     }
-    wanted = "all" if opsets == ["all"] else flags.parse_sizes("--opsets", opsets)
+    wanted = opsets[0] if opsets in (["all"], ["first"]) else flags.parse_sizes("--opsets", opsets) or "all"
     folder = _folder(flags.parse_out("--out", out))
     from attnbench.report import conform_page, conform_text, tables
     from attnbench.sweep.conform_run import conform as run

@@ -224,7 +224,8 @@ def feature_probes(problem: Problem) -> list[Probe]:
     return named
 
 
-def excerpt(row: Array) -> str:
-    """The first values of a row, to read."""
-    shown = " ".join(f"{float(value):.4g}" for value in row[:4])
-    return f"{shown} ..." if len(row) > 4 else shown
+def excerpt(row: Array, at: int = 0) -> str:
+    """Four values of a row, to read: the first, or those from `at` on where it is not among them."""
+    start = at if at >= 4 else 0
+    shown = " ".join(f"{float(value):.4g}" for value in row[start : start + 4])
+    return f"{'... ' if start else ''}{shown}{' ...' if len(row) > start + 4 else ''}"

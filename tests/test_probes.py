@@ -267,6 +267,13 @@ def test_files_are_judged_by_their_largest_value_and_by_infinities() -> None:
     )
 
 
+def test_the_numbers_of_a_file_are_where_it_differs_most() -> None:
+    due = np.array([[-np.inf, 0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, -np.inf]], np.float32)
+    out = np.array([[-np.inf, 0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 6, 7]], np.float32)
+    found = judge_arrays([("y", out, due)])
+    assert (found["expected"], found["got"]) == ("... -inf", "... 7")
+
+
 @pytest.mark.parametrize(
     ("fields", "names"),
     [

@@ -13,7 +13,7 @@ function command(c) {  // what is of the onnx package lies there, and what no pl
 function facts(c) {
   const error = c.error === null ? '' : c.error.toPrecision(3) + ', ' + c.limit + ' is allowed';
   return [['probe', c.probe], ['shows', c.shows], ['problem', c.problem], ['arm', c.arm], ['verdict', c.verdict],
-    ['how', c.how], ['error', error], ['expected', c.expected], ['got', c.got],
+    ['how', c.how], ['its words', c.words], ['error', error], ['expected', c.expected], ['got', c.got],
     ['as a zip', command(c)]].filter(f => f[1] !== '');
 }
 

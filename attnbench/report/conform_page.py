@@ -70,6 +70,10 @@ def _cell(cell: Mapping[str, Any], number: int) -> str:
     hint = f"{verdict}: {cell['how']}" if cell["how"] else verdict
     if cell["error"] is not None:
         hint += f"; error {cell['error']:.3g}, {cell['limit']:g} is allowed"
+    if verdict == "differs" and (cell["expected"] or cell["got"]):
+        hint += f"; expected {cell['expected']}, got {cell['got']}"
+    if cell["words"]:
+        hint += f"; its words: {cell['words']}"
     label = html.escape(f"{cell['probe']}, {cell['arm']}: {hint}", quote=True)
     shown = f'<button type=button aria-pressed=false data-i={number} aria-label="{label}" title="{label}"'
     return f"<td>{shown} class={verdict}>{_WORDS[verdict]}</button></td>"

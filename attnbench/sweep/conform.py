@@ -1,8 +1,8 @@
 """Every probe on every exporter x opset x runtime, in workers: one cell each, whatever the arm does."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -51,6 +51,7 @@ class Cell:
     limit: float | None = None
     expected: str = ""
     got: str = ""
+    words: str = ""  # the library's own, where `how` tells them in a sentence
 
 
 @dataclass(kw_only=True)
@@ -68,40 +69,53 @@ class Conforming:
     def run(self) -> list[Cell]:
         """A cell for every probe and arm, in their order."""
         self.say(f"{len(self.probes)} probes on {len(self.arms)} arms")
-        writers = {(arm.exporter, arm.opset) for arm in self.arms if arm.opset is not None}
-        in_parallel(lambda writer: self._export(*writer), sorted(writers), at_once())
+        in_parallel(lambda part: self._export(*part), self._shares(), at_once())
         self.say(f"{len(self._files)} files are written")
         in_parallel(self._run_arm, list(self.arms), at_once())
         cells = [self._cells[probe.name, arm] for probe in self.probes for arm in self.arms]
         assert len(cells) == len(self.probes) * len(self.arms)
         return cells
 
-    def _export(self, exporter: str, opset: int | None) -> None:
-        """Write the file of every distinct problem, in one worker as long as it lives."""
-        assert opset is not None
-        available = self.bench.exporter_probes[exporter]
-        with Workers(self.bench, "exporter", exporter, available) as workers:
-            for probe in self.probes:
-                key = probe.problem.static_key()
-                try:
-                    # Support may depend on the lengths, a file does not.
-                    refuse(workers.get(), exporter, probe.problem, opset=opset)
-                except AttnbenchError as err:
-                    self._refusals[exporter, opset, probe.name] = err
-                    continue
-                if (exporter, opset, key) not in self._files:
-                    path = self.bench.run_dir.path / "artifacts" / f"{exporter}-opset{opset}-{key}.onnx"
-                    try:
-                        made = self._write(workers, exporter, opset, probe.problem, path)
-                        self._files[exporter, opset, key] = made
-                    except AttnbenchError as err:
-                        self._files[exporter, opset, key] = err
+    def _shares(self) -> list[tuple[str, list[Probe]]]:
+        """What each worker writes: an exporter and probes, those of one file together."""
+        by_key: dict[str, list[Probe]] = {}
+        for probe in self.probes:
+            by_key.setdefault(probe.problem.static_key(), []).append(probe)
+        exporters = dict.fromkeys(arm.exporter for arm in self.arms if arm.opset is not None)
+        groups, count = list(by_key.values()), at_once()
+        return [
+            (exporter, [probe for group in groups[start::count] for probe in group])
+            for exporter in exporters
+            for start in range(min(count, len(groups)))
+        ]
+
+    def _export(self, exporter: str, probes: Sequence[Probe]) -> None:
+        """Write every opset of every distinct problem, problem after problem: exporters keep the trace of the last."""
+        opsets = sorted({arm.opset for arm in self.arms if arm.exporter == exporter and arm.opset is not None})
+        with Workers(self.bench, "exporter", exporter, self.bench.exporter_probes[exporter]) as workers:
+            for probe in probes:
+                for opset in opsets:
+                    self._export_once(workers, exporter, opset, probe)
+
+    def _export_once(self, workers: "Workers", exporter: str, opset: int, probe: Probe) -> None:
+        file = (exporter, opset, probe.problem.static_key())
+        try:
+            # Support may depend on the lengths, a file does not.
+            refuse(workers, exporter, probe.problem, opset=opset)
+        except AttnbenchError as err:
+            self._refusals[exporter, opset, probe.name] = err
+            return
+        if file in self._files:
+            return
+        path = self.bench.run_dir.path / "artifacts" / f"{exporter}-opset{opset}-{file[-1]}.onnx"
+        try:
+            self._files[file] = self._write(workers, exporter, opset, probe.problem, path)
+        except AttnbenchError as err:
+            self._files[file] = err
 
     def _write(self, workers: "Workers", exporter: str, opset: int, problem: Problem, path: Path) -> dict[str, Any]:
         asked = {"exporter": exporter, "problem": problem.as_dict(), "opset": opset, "path": str(path), "seed": 0}
-        worker = workers.get()
-        with workers.watching():
-            artifact: dict[str, Any] = worker.ask("export", timeout_s=TIMEOUT_S, **asked)["artifact"]
+        artifact: dict[str, Any] = workers.ask("export", **asked)["artifact"]
         return artifact
 
     def _run_arm(self, arm: ProbeArm) -> None:
@@ -132,28 +146,23 @@ class Conforming:
             try:
                 if failed is not None:
                     raise failed
-                worker = workers.get()
-                if worker is not loaded:
+                if loaded is None or workers.get() is not loaded:
                     try:
-                        self._load(workers, worker, arm, probe.problem, artifact)
+                        self._load(workers, arm, probe.problem, artifact)
                     except AttnbenchError as err:
                         failed = err
                         raise
-                    loaded = worker
-                with workers.watching():
-                    answer = worker.ask("probe", timeout_s=TIMEOUT_S, **probe.fields)
+                    loaded = workers.get()
+                answer = workers.ask("probe", **probe.fields)
             except AttnbenchError as err:
                 self._put(arm, probe, err, "")
                 continue
             self._cells[probe.name, arm] = cell_of(arm, probe.name, probe.shows, probe.problem.label(), answer)
 
-    def _load(
-        self, workers: "Workers", worker: Worker, arm: ProbeArm, problem: Problem, artifact: dict[str, Any] | None
-    ) -> None:
-        refuse(worker, arm.runtime, problem, artifact=artifact)
+    def _load(self, workers: "Workers", arm: ProbeArm, problem: Problem, artifact: dict[str, Any] | None) -> None:
+        refuse(workers, arm.runtime, problem, artifact=artifact)
         fields = {"runtime": arm.runtime, "problem": problem.as_dict(), "artifact": artifact}
-        with workers.watching():
-            worker.ask("load", timeout_s=TIMEOUT_S, settings=self.bench.settings(), **fields)
+        workers.ask("load", settings=self.bench.settings(), **fields)
 
     def _put(self, arm: ProbeArm, probe: Probe, err: AttnbenchError, prefix: str) -> None:
         cell = failed_cell(arm, probe.name, probe.shows, probe.problem.label(), err, prefix)
@@ -165,7 +174,12 @@ class NotOursError(UnsupportedError):
 
 
 def refuse(
-    worker: Worker, plugin: str, problem: Problem, *, opset: int | None = None, artifact: dict[str, Any] | None = None
+    workers: "Workers",
+    plugin: str,
+    problem: Problem,
+    *,
+    opset: int | None = None,
+    artifact: dict[str, Any] | None = None,
 ) -> None:
     """Ask a plug-in before anything is tried.
 
@@ -173,7 +187,7 @@ def refuse(
         NotOursError: it says no; its reason.
     """
     fields = {"plugin": plugin, "problem": problem.as_dict(), "opset": opset, "artifact": artifact}
-    support = worker.ask("supports", timeout_s=TIMEOUT_S, **fields)
+    support = workers.ask("supports", **fields)
     if not support["ok"]:
         raise NotOursError(support["reason"] or "the plug-in gives no reason")
 
@@ -189,8 +203,9 @@ def failed_cell(arm: ProbeArm, probe: str, shows: str, problem: str, err: Attnbe
     """The cell of an error: what the plug-in does not claim is unsupported, what fails otherwise is refused."""
     is_ours = isinstance(err, NotOursError | UnavailableError)
     how = " ".join(f"{prefix}{err}".split())[:400]
+    words = "\n".join(getattr(err, "__notes__", ()))
     verdict: Verdict = "unsupported" if is_ours else "refuses"
-    return Cell(probe=probe, shows=shows, problem=problem, arm=arm, verdict=verdict, how=how)
+    return Cell(probe=probe, shows=shows, problem=problem, arm=arm, verdict=verdict, how=how, words=words)
 
 
 class Workers:
@@ -220,11 +235,15 @@ class Workers:
             self._worker = self._stack.enter_context(self._bench.worker(server, f"conform-{self._name}"))
         return self._worker
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Forget the worker when it dies or hangs; one that tells an error lives on."""
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """The answer of a living worker; one that dies or hangs is forgotten, one that tells an error lives on.
+
+        Raises:
+            AttnbenchError: what the worker told, or how it ended.
+        """
+        worker = self.get()
         try:
-            yield
+            return worker.ask(op, timeout_s=TIMEOUT_S, **fields)
         except ReportedError:
             raise
         except WorkerError:

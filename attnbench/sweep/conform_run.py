@@ -17,7 +17,7 @@ from attnbench.sweep.conform import Cell, Conforming, ProbeArm
 from attnbench.sweep.rundir import FOLDERS, RunDirectory
 from attnbench.sweep.workers import ForkServers
 
-ALL_OPSETS = "all"
+ALL_OPSETS, FIRST_OPSET = "all", "first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def conform(
     *,
     exporters: Sequence[str] | None,
     runtimes: Sequence[str] | None,
-    opsets: Sequence[int] | str | None,
+    opsets: Sequence[int] | str,
     say: Callable[[str], object],
 ) -> Matrix:
     """Run every probe on every exporter x opset x runtime, and onnx's own cases on every runtime that takes files.
@@ -62,7 +62,7 @@ def conform(
     Args:
         exporters: names; None: all that are installed.
         runtimes: names; None: those that are not opt-in, and onnx-reference.
-        opsets: numbers, or `all` that an exporter writes; None: its default.
+        opsets: numbers, `all` that an exporter writes, or its `first`.
         say: told what goes on.
 
     Raises:
@@ -96,7 +96,7 @@ def _is_usual(name: str, probe: Available) -> bool:
 
 
 def make_arms(
-    writers: Mapping[str, Available], runtimes: Mapping[str, Available], opsets: Sequence[int] | str | None
+    writers: Mapping[str, Available], runtimes: Mapping[str, Available], opsets: Sequence[int] | str
 ) -> list[ProbeArm]:
     """Torch arms first, then every exporter and opset on every runtime that takes files.
 
@@ -109,7 +109,7 @@ def make_arms(
     ]
     for exporter, writer in writers.items():
         offered = tuple(writer.traits.get("opsets", ())) or (0,)
-        asked = offered[:1] if opsets is None else sorted(offered) if isinstance(opsets, str) else opsets
+        asked = {ALL_OPSETS: sorted(offered), FIRST_OPSET: offered[:1]}[opsets] if isinstance(opsets, str) else opsets
         arms += [
             ProbeArm(exporter=exporter, opset=opset, runtime=name)
             for opset in asked

@@ -9,7 +9,6 @@ from attnbench.errors import AttnbenchError, UnavailableError
 from attnbench.sweep.bench import Bench, in_parallel, with_fix
 from attnbench.sweep.conform import (
     ONNX_CASES,
-    TIMEOUT_S,
     Cell,
     NotOursError,
     ProbeArm,
@@ -57,9 +56,7 @@ def _ask(bench: Bench, workers: Workers, runtime: str, case: dict[str, Any]) -> 
     try:
         if not probe.available:
             raise UnavailableError(f"{runtime} is not available here: {with_fix(probe)}")
-        worker = workers.get()
-        with workers.watching():
-            answer = worker.ask("onnx_case", timeout_s=TIMEOUT_S, runtime=runtime, folder=case["folder"])
+        answer = workers.ask("onnx_case", runtime=runtime, folder=case["folder"])
     except AttnbenchError as err:
         return failed_cell(arm, name, _SHOWS, label, err)
     if "unsupported" in answer:

@@ -138,6 +138,7 @@ def _worst_at(output: Array, expected: Array) -> dict[str, str]:
         return {"expected": "", "got": ""}
     out, due = (a.astype(np.float64).reshape(-1, a.shape[-1]) for a in (output, expected))
     with np.errstate(invalid="ignore"):
-        gap = np.where(np.isnan(out - due), np.inf, np.abs(out - due)).max(1)
-    row = int(gap.argmax())
-    return {"expected": excerpt(due[row]), "got": excerpt(out[row])}
+        is_same = (out == due) | (np.isnan(out) & np.isnan(due))
+        gap = np.where(is_same, 0.0, np.where(np.isnan(out - due), np.inf, np.abs(out - due)))
+    row, column = (int(at) for at in np.unravel_index(gap.argmax(), gap.shape))
+    return {"expected": excerpt(due[row], column), "got": excerpt(out[row], column)}

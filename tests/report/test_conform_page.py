@@ -16,7 +16,7 @@ def cell(
     return {
         "probe": probe, "shows": "a mean", "problem": "core self", "arm": arm, "exporter": exporter, "opset": 20,
         "runtime": runtime, "verdict": verdict, "how": how, "error": error, "limit": 5e-05, "expected": "1 2",
-        "got": "3 4", **fields,
+        "got": "3 4", "words": "", **fields,
     }  # fmt: skip
 
 
@@ -27,7 +27,7 @@ MATRIX: dict[str, Any] = {
     "cells": [
         cell("causal", "a@ort", "conforms", error=1e-7),
         cell("causal", "b@ort", "differs", "bottom-right instead of top-left", 0.75),
-        cell("fp16 <script>", "a@ort", "refuses", "no kernel, \"NOT_IMPLEMENTED\""),
+        cell("fp16 <script>", "a@ort", "refuses", "no kernel, \"NOT_IMPLEMENTED\"", words="9 : FAIL"),
         cell("fp16 <script>", "b@ort", "unsupported", "takes fp32"),
         cell("attention_3d", "onnx@ort", "differs", "Y: off", 0.2),
     ],
@@ -45,10 +45,29 @@ def test_the_text_shows_every_cell_and_every_fault_in_eighty_columns() -> None:
 
 
 def test_many_arms_are_split_into_tables_that_fit() -> None:
-    cells = [cell("p" * 40, f"x{n}@ort", "conforms") for n in range(60)]
+    cells = [cell("p" * 40, f"x{n}@ort", "conforms") for n in range(60)]  # 60 exporters: nothing to fold
     text = conform_text.matrix_text({**MATRIX, "cells": cells}, width=80)
     assert all(len(line) <= 80 for line in text.splitlines())
     assert text.count(" ok") == 60 + 1  # and the legend
+
+
+def test_a_refusal_has_the_sentence_and_the_words_of_the_library() -> None:
+    page = conform_page.matrix_page(MATRIX, title="Matrix")
+    assert "a@ort: refuses: no kernel, &quot;NOT_IMPLEMENTED&quot;; its words: 9 : FAIL" in page
+
+
+def test_opsets_that_answer_alike_share_a_column_and_a_line() -> None:
+    cells = [
+        cell("causal", f"x[{opset}]@ort", "differs" if opset == 22 else "refuses", "no kernel", opset=opset)
+        | {"exporter": "x", "runtime": "ort"}
+        for opset in (17, 18, 19, 22, 24)
+    ]
+    text = conform_text.matrix_text({**MATRIX, "cells": cells}, width=80)
+    assert "1 probes x 5 arms: 0 conforms, 1 differs, 4 refuses, 0 unsupported" in text
+    assert re.search(r"^ a  x\[17-19,24\]@ort\n b  x\[22\]@ort$", text, re.MULTILINE)
+    assert re.search(r"^causal +re XX$", text, re.MULTILINE)
+    assert "  x[17-19,24]@ort: no kernel (causal)" in text
+    assert "  x[22]@ort: no kernel (causal)" in text
 
 
 def test_the_csv_has_every_cell_and_no_number_that_there_is_not() -> None:
@@ -72,5 +91,6 @@ def test_the_page_holds_every_cell_and_asks_for_nothing() -> None:
 
 def test_a_cell_says_its_numbers_without_script() -> None:
     page = conform_page.matrix_page(MATRIX, title="Matrix")
-    assert 'title="causal, b@ort: differs: bottom-right instead of top-left; error 0.75, 5e-05 is allowed"' in page
+    numbers = "error 0.75, 5e-05 is allowed; expected 1 2, got 3 4"
+    assert f'title="causal, b@ort: differs: bottom-right instead of top-left; {numbers}"' in page
     assert "<td>1 2 → 3 4</td>" in page

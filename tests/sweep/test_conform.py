@@ -79,6 +79,13 @@ class Crasher(Right):
             os.kill(os.getpid(), signal.SIGSEGV)
         return out
 
+class Doomed(Right):
+    name = "doomed"
+    def supports(self, problem, artifact):
+        if problem.mask == "sliding_window_2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return SUPPORTED
+
 class Hanger(Right):
     name = "hanger"
     def spoil(self, problem, inputs, out):
@@ -130,7 +137,7 @@ class Leaker(Right):
             out[dead] = reference_output(problem, free, make_weights(problem))[dead]
         return out
 """
-NAMES = ("right", "crasher", "hanger", "wrong", "refuser", "loader", "absent", "checker")
+NAMES = ("right", "crasher", "doomed", "hanger", "wrong", "refuser", "loader", "absent", "checker")
 BENCHED = (*NAMES, "leaker")
 TOTAL = len(all_probes())
 
@@ -146,7 +153,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def matrix(installed: None) -> Matrix:
-    return conform_run.conform(exporters=[], runtimes=NAMES, opsets=None, say=lambda text: None)
+    return conform_run.conform(exporters=[], runtimes=NAMES, opsets=conform_run.FIRST_OPSET, say=lambda text: None)
 
 
 def verdicts(matrix: Matrix, runtime: str) -> Counter[str]:
@@ -168,6 +175,12 @@ def test_a_crash_costs_the_cells_of_the_probes_that_crash(matrix: Matrix) -> Non
     assert [cell.probe for cell in refused] == ["bool_qk uniform", "bool_qk poison", "bool_qk no key for a row"]
     assert all("signal 11" in cell.how for cell in refused)
     assert verdicts(matrix, "crasher") == {"conforms": TOTAL - 3, "refuses": 3}
+
+
+def test_a_worker_killed_before_it_is_asked_to_load_costs_one_cell(matrix: Matrix) -> None:
+    refused = [cell for cell in matrix.cells if cell.arm.runtime == "doomed" and cell.verdict != "conforms"]
+    assert [(cell.probe, cell.verdict) for cell in refused] == [("sliding window 2", "refuses")]
+    assert "signal 9" in refused[0].how
 
 
 def test_a_hang_costs_one_cell(matrix: Matrix) -> None:
@@ -196,7 +209,9 @@ def test_an_unavailable_runtime_has_rows_that_say_what_to_do(matrix: Matrix) -> 
 
 
 def test_nothing_that_runs_is_exit_code_three(installed: None) -> None:
-    found = conform_run.conform(exporters=[], runtimes=["absent", "refuser"], opsets=None, say=lambda text: None)
+    found = conform_run.conform(
+        exporters=[], runtimes=["absent", "refuser"], opsets=conform_run.FIRST_OPSET, say=lambda text: None
+    )
     assert found.exit_code == 3
 
 
