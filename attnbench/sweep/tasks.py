@@ -54,7 +54,11 @@ class Tasks:
         self._is_slow_to_compile = False
 
     def export(self, *, exporter: str, problem: dict[str, Any], opset: int, path: str, seed: int) -> dict[str, Any]:
-        """Write one artifact; {"artifact": ..., "export_ms": ...}."""
+        """Write one artifact; {"artifact": ..., "export_ms": ...}.
+
+        Raises:
+            ExportError: the file is not where it was asked, or has another opset than was asked.
+        """
         plugin: Exporter = plugins.load_exporter(exporter)
         example = Problem.from_dict(problem)
         _require(plugin.supports(example, opset))
@@ -63,6 +67,8 @@ class Tasks:
         export_ms = (time.perf_counter_ns() - start) / 1e6
         if artifact.path != Path(path):
             raise ExportError(f"exporter {exporter} was asked to write {path}, it says that it wrote {artifact.path}")
+        if (found := written_opset(artifact.path)) != opset:
+            raise ExportError(f"exporter {exporter} was asked for opset {opset}, its file has {found or 'none'}")
         return {"artifact": artifact_as_dict(artifact), "export_ms": export_ms}
 
     def load(
@@ -352,6 +358,14 @@ def _require(support: object) -> None:
         raise PluginError(f"supports() gave {support!r} instead of an attnbench.interfaces.Support")
     if not support.ok:
         raise UnsupportedError(support.reason or "the plug-in gives no reason")
+
+
+def written_opset(path: Path) -> int | None:
+    """The opset of the default domain that a file declares; None: it declares none."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
 
 
 def artifact_as_dict(artifact: Artifact) -> dict[str, Any]:
