@@ -12,8 +12,10 @@ import pytest
 from attnbench import plugins
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Settings
+from attnbench.probes import all_probes
 from attnbench.problem import Part, Problem, Variant
 from attnbench.reference import reference_output
+from attnbench.sweep.probing import run_probe
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,6 +58,17 @@ def test_the_example_computes_attention(example: Path, part: Part, variant: Vari
         assert session.facts().threads == 1
     expected = reference_output(problem, inputs, make_weights(problem, seed=5))
     np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5)
+
+
+def test_the_example_is_right_in_every_probe_that_it_does_not_refuse(example: Path) -> None:
+    runtime = plugins.load_runtime("numpy-fp32")
+    found = {}
+    for probe in all_probes():
+        if runtime.supports(probe.problem, None).ok:
+            with runtime.load(probe.problem, None, Settings()) as session:
+                found[probe.name] = run_probe(session, probe.problem, probe.fill, seed=0)["how"]
+    assert {"uniform 3x7", "causal top-left 3x7", "block self 5", "block cross 5x9", "block causal 10"} <= set(found)
+    assert set(found.values()) == {""}
 
 
 def test_the_example_passes_its_own_conformance_test(example: Path) -> None:
