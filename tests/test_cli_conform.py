@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.cli import main
+from attnbench.sweep import conform_run
 
 
 def test_one_exporter_on_one_runtime_gives_a_folder_and_its_exit_code(
@@ -42,6 +43,24 @@ def test_one_exporter_on_one_runtime_gives_a_folder_and_its_exit_code(
     assert "onnx-contrib[20]@ort-cpu" in printed.out
     assert all(len(line) <= 80 for line in printed.out.splitlines() if "the page:" not in line)
     assert printed.err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "opsets"),
+    [([], "all"), (["--opsets", "all"], "all"), (["--opsets", "first"], "first"), (["--opsets", "20,23"], [20, 23])],
+)
+def test_every_opset_is_asked_unless_told_otherwise(
+    arguments: list[str], opsets: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def conform(**fields: object) -> conform_run.Matrix:
+        asked.append(fields["opsets"])
+        return conform_run.Matrix(cells=[], versions={}, notices=[], seconds=1.0)
+
+    monkeypatch.setattr(conform_run, "conform", conform)
+    assert main(["conform", *arguments, "-q", "-o", os.fspath(tmp_path / "matrix")]) == 3
+    assert asked == [opsets]
 
 
 @pytest.mark.parametrize(

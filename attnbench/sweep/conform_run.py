@@ -88,11 +88,24 @@ def conform(
         takers = [name for name in takers if name != "null"]
         more, notices = onnx_cases.run(bench, takers, say)
     versions = {name: probe.version for name, probe in {**writers, **probed}.items() if probe.version}
+    notices = [*unwritten_opsets(writers, opsets), *notices]
     return Matrix(cells=[*cells, *more], versions=versions, notices=notices, seconds=time.monotonic() - start)
 
 
 def _is_usual(name: str, probe: Available) -> bool:
     return name != "null" and (not probe.traits.get("opt_in") or bool(probe.traits.get("checks_only")))
+
+
+def unwritten_opsets(writers: Mapping[str, Available], opsets: Sequence[int] | str) -> list[str]:
+    """A sentence for every exporter that was asked for an opset it does not write."""
+    sentences = []
+    for exporter, writer in writers.items():
+        offered = writer.traits.get("opsets", ())
+        missing = [] if isinstance(opsets, str) else [opset for opset in opsets if opset not in offered]
+        if missing and offered:
+            asked, has = (", ".join(map(str, numbers)) for numbers in (missing, sorted(offered)))
+            sentences.append(f"{exporter} does not write opset {asked}; it writes {has}")
+    return sentences
 
 
 def make_arms(

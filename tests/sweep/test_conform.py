@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.interfaces import Probe as Available
 from attnbench.probes import all_probes
 from attnbench.sweep import conform as conforming
 from attnbench.sweep import conform_run, runner
@@ -114,7 +115,7 @@ class Loader(Right):
     name = "loader"
     @contextmanager
     def load(self, problem, artifact, settings):
-        raise RuntimeError("no kernel for this")
+        raise RuntimeError("no kernel for this") from ValueError("9 : FAIL at line 164")
         yield
 
 class Absent(Right):
@@ -199,6 +200,7 @@ def test_what_a_plugin_does_not_claim_is_unsupported_and_what_fails_is_refused(m
     assert verdicts(matrix, "refuser") == {"unsupported": TOTAL}
     assert verdicts(matrix, "loader") == {"refuses": TOTAL}
     assert {c.how for c in matrix.cells if c.arm.runtime == "loader"} == {"RuntimeError: no kernel for this"}
+    assert {c.words for c in matrix.cells if c.arm.runtime == "loader"} == {"9 : FAIL at line 164"}
 
 
 def test_an_unavailable_runtime_has_rows_that_say_what_to_do(matrix: Matrix) -> None:
@@ -219,6 +221,16 @@ def test_versions_and_the_lack_of_onnx_cases_are_told(matrix: Matrix) -> None:
     assert matrix.versions["right"] == "7"
     assert "absent" not in matrix.versions
     assert matrix.notices == ["no cases of the onnx package were run: no runtime of the selection takes files"]
+
+
+def test_an_opset_that_an_exporter_does_not_write_is_told() -> None:
+    writers = {
+        "a": Available(available=True, traits={"opsets": (23, 20)}),
+        "b": Available(available=True, traits={"opsets": (99,)}),
+    }
+    assert conform_run.unwritten_opsets(writers, [20, 99]) == ["a does not write opset 99; it writes 20, 23",
+                                                               "b does not write opset 20; it writes 99"]  # fmt: skip
+    assert conform_run.unwritten_opsets(writers, "all") == []
 
 
 def run_bench(path: Path, *names: str, **fields: Any) -> dict[str, tuple[str, str]]:
