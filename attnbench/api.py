@@ -371,7 +371,7 @@ def export(
     given = {"part": part, "variant": variant, "num_heads": num_heads, "head_dim": head_dim, "dtype": dtype,
              "num_kv_heads": num_kv_heads, "v_head_dim": v_head_dim, "mask": mask, "scale": scale,
              "bias": bias, "value_map": value_map}  # fmt: skip
-    keys: dict[str, Any] = {} if preset is None else presets.find(preset).problem_keys(variant)
+    keys: dict[str, Any] = {} if preset is None else presets.find(preset).problem_keys(variant, part)
     keys |= {name: value for name, value in given.items() if value is not None}
     problem = Problem.make(seq_len=64, **keys)
     return single.export(exporter=exporter, problem=problem, opset=opset, seed=seed, out=Path(out))

@@ -35,15 +35,15 @@ class Preset:
             "bias": self.bias, "scale": self.scale,
         }  # fmt: skip
 
-    def problem_keys(self, variant: str | None = None) -> dict[str, Any]:
-        """What it sets of a problem, with the mask that fits the variant (None: its first)."""
+    def problem_keys(self, variant: str | None = None, part: str | None = None) -> dict[str, Any]:
+        """What it sets of a problem, with the mask that fits the variant (None: its first); a core has no bias."""
         variant = variant or self.variants[0]
         has_rule = variant in ("causal", "decode")
         masks = [mask for mask in self.masks if bool(parse_mask(mask).position) == has_rule]
         return {
             "variant": variant, "num_heads": self.num_heads, "head_dim": self.head_dim,
-            "num_kv_heads": self.num_kv_heads, "mask": masks[0] if masks else "", "bias": self.bias,
-            "scale": self.scale,
+            "num_kv_heads": self.num_kv_heads, "mask": masks[0] if masks else "",
+            "bias": self.bias and part != "core", "scale": self.scale,
         }  # fmt: skip
 
 

@@ -83,3 +83,9 @@ def test_a_bias_on_k_alters_no_output() -> None:
     np.testing.assert_allclose(
         reference_output(problem, inputs, weights), reference_output(problem, inputs, without), rtol=0, atol=1e-14
     )
+
+
+def test_the_core_of_a_model_with_biases_has_none() -> None:
+    keys = PRESETS["gpt3"].problem_keys(part="core")
+    assert not Problem.make(part="core", seq_len=8, **keys).bias
+    assert PRESETS["gpt3"].problem_keys()["bias"]
