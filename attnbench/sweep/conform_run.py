@@ -1,13 +1,16 @@
 """A whole conformance run: which arms, in which scratch folder, with which workers."""
 
+import errno
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
+from attnbench.errors import AttnbenchError
 from attnbench.interfaces import Probe as Available
 from attnbench.measure import environment
 from attnbench.probes import all_probes
@@ -66,7 +69,7 @@ def conform(
         say: told what goes on.
 
     Raises:
-        AttnbenchError: the workers cannot be started.
+        AttnbenchError: the workers cannot be started, or the temporary folder is full.
     """
     start = time.monotonic()
     probed = plugins.probe_all("runtime", runtimes)
@@ -75,8 +78,8 @@ def conform(
     writers = plugins.probe_all("exporter", exporters)
     arms = make_arms(writers, probed, opsets)
     env, _ = environment.scrubbed_environment(1)
-    with tempfile.TemporaryDirectory(prefix="attnbench-conform-") as folder, ForkServers(env) as servers:
-        run_dir = RunDirectory(Path(folder))
+    with scratch_folder() as folder, ForkServers(env) as servers:
+        run_dir = RunDirectory(folder)
         for name in (*FOLDERS, run_dir.work_path.name):
             (run_dir.path / name).mkdir()
         bench = Bench(
@@ -90,6 +93,23 @@ def conform(
     versions = {name: probe.version for name, probe in {**writers, **probed}.items() if probe.version}
     notices = [*unwritten_opsets(writers, opsets), *notices]
     return Matrix(cells=[*cells, *more], versions=versions, notices=notices, seconds=time.monotonic() - start)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder for files and logs.
+
+    Raises:
+        AttnbenchError: its disk is full.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="attnbench-conform-") as folder:
+            yield Path(folder)
+    except OSError as err:
+        if err.errno != errno.ENOSPC:
+            raise
+        where = tempfile.gettempdir()
+        raise AttnbenchError(f"no space is left in {where!r} for what conform writes; free some or set TMPDIR") from err
 
 
 def _is_usual(name: str, probe: Available) -> bool:

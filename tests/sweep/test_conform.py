@@ -1,5 +1,7 @@
 """The matrix is whole whatever the arms do: a crash, a hang or a wrong answer costs one cell."""
 
+import errno
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from attnbench.errors import AttnbenchError
 from attnbench.interfaces import Probe as Available
 from attnbench.probes import all_probes
 from attnbench.sweep import conform as conforming
@@ -221,6 +224,19 @@ def test_versions_and_the_lack_of_onnx_cases_are_told(matrix: Matrix) -> None:
     assert matrix.versions["right"] == "7"
     assert "absent" not in matrix.versions
     assert matrix.notices == ["no cases of the onnx package were run: no runtime of the selection takes files"]
+
+
+def full_disk() -> None:
+    with conform_run.scratch_folder() as folder:
+        (folder / "log").write_text("x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_temporary_folder_is_a_sentence_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(AttnbenchError, match=f"no space is left in '{tmp_path}'.*set TMPDIR"):
+        full_disk()
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_opset_that_an_exporter_does_not_write_is_told() -> None:
