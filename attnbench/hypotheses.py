@@ -182,6 +182,8 @@ def _masks(problem: Problem, p: Pieces) -> _Hypotheses:
     else:
         for empty in ("zero", "mean"):
             yield "the mask is read inverted", replace(p, by_tensor=~p.by_tensor, empty=empty).output
+        turned = p.by_tensor.swapaxes(-1, -2).reshape(p.by_tensor.shape)
+        yield "queries and keys of the mask are mixed up", replace(p, by_tensor=turned).output
     for name, first in (("sample", np.s_[:1]), ("head", np.s_[:, :1])):
         tensor = np.broadcast_to(p.by_tensor[first], p.by_tensor.shape)
         added = np.broadcast_to(p.added[first], p.added.shape)

@@ -144,6 +144,7 @@ def _alignment() -> Iterator[_Row]:
     yield "uniform 3x7", _core("cross", 3, 7), "uniform", _MEAN
     yield "one token, one key", _core("cross", 1, 1), "normal", "softmax of one score is 1"
     yield "normal 5x9", _core("cross", 5, 9, batch_size=2), "normal", _FLOAT64
+    yield "normal 70x150", _core("cross", 70, 150), "normal", f"{_FLOAT64}; the ends of a kernel's tiles"
     for q_len, kv_len in ((3, 7), (7, 3), (1, 5), (4, 4)):
         problem = _core("causal", q_len, kv_len)
         yield f"causal top-left {q_len}x{kv_len}", problem, "uniform", _MEAN
@@ -153,6 +154,7 @@ def _alignment() -> Iterator[_Row]:
     yield "causal bottom-right 1x5", _core("causal", 1, 5, **bottom), "uniform", _MEAN
     yield "causal bottom-right 7x3", _core("causal", 7, 3, **bottom), "uniform", f"{_MEAN}; {_ZERO}"
     yield "sliding window 2", _core("causal", 6, 6, mask="sliding_window_2"), "uniform", _MEAN
+    yield "sliding window 2 3x7", _core("causal", 3, 7, mask="sliding_window_2"), "uniform", _MEAN
 
 
 def _tensor_masks() -> Iterator[_Row]:
@@ -164,6 +166,8 @@ def _tensor_masks() -> Iterator[_Row]:
             yield f"{mask} no key for a row", problem, "no_key_row", _ZERO
         if mask in ("key_padding", "bool_b1qk"):
             yield f"{mask} no key for a sample", problem, "no_key_sample", _ZERO
+    square = _core("self", 5, 5, batch_size=2, mask="bool_1hqk")
+    yield "bool_1hqk 5x5", square, "normal", f"{_FLOAT64}; queries and keys of a mask not mixed up"
     yield "alibi normal", _core("cross", 4, 5, batch_size=2, mask="alibi"), "normal", _FLOAT64
     both = _core("causal", 5, 5, batch_size=2, mask="causal_top_left+key_padding")
     yield "causal and key_padding uniform", both, "uniform", _MEAN

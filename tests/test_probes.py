@@ -51,6 +51,7 @@ def test_names_of_probes_are_unique() -> None:
         ("causal bottom-right 1x5", [2]),
         ("causal bottom-right 7x3", [0, 0, 0, 0, 0, 0.5, 1]),
         ("sliding window 2", [0, 0.5, 1.5, 2.5, 3.5, 4.5]),
+        ("sliding window 2 3x7", [0, 0.5, 1.5]),
     ],
 )
 def test_uniform_scores_give_the_mean_of_the_indices_seen(name: str, means: list[float]) -> None:
@@ -185,6 +186,10 @@ FAULTS: list[tuple[str, Callable[[Problem, Pieces], Any], str]] = [
     ("sliding window 2", lambda p, x: replace(x, by_position=np.tri(6) > 0).output(), "the window is ignored"),
     ("sliding window 2", lambda p, x: replace(x, by_position=np.tri(6, k=1) - np.tri(6, k=-2) > 0).output(),
      "keys leak: a query sees the key behind its last"),
+    ("sliding window 2 3x7", lambda p, x: replace(x, by_position=np.tri(3, 7, k=4) - np.tri(3, 7, k=2) > 0).output(),
+     "bottom-right instead of top-left"),
+    ("bool_1hqk 5x5", lambda p, x: replace(x, by_tensor=x.by_tensor.swapaxes(-1, -2)).output(),
+     "queries and keys of the mask are mixed up"),
     ("causal top-left 4x4", lambda p, x: replace(x, by_position=np.tri(4, k=1) > 0).output(),
      "keys leak: a query sees the key behind its last"),
     ("causal top-left 4x4", lambda p, x: replace(x, by_position=np.tri(4, k=-1) > 0).output(),
