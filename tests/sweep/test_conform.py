@@ -86,7 +86,7 @@ class Crasher(Right):
 class Doomed(Right):
     name = "doomed"
     def supports(self, problem, artifact):
-        if problem.mask == "sliding_window_2":
+        if problem.mask == "sliding_window_2" and problem.q_len == 6:  # one of its probes
             os.kill(os.getpid(), signal.SIGKILL)
         return SUPPORTED
 
