@@ -88,7 +88,7 @@ perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated pe
 perf-diff: setup ## Show that runs of the same code do not differ: 11 quick runs, each beside the next (10 minutes)
 	$(BIN)/python -P tests/perf_diff.py $(ARGS)
 
-perf-limits: setup ## Judge 6,000 right outputs over random masks, heads and seeds: none may be called wrong (5 minutes)
+perf-limits: setup ## Judge 6,000 right outputs over random masks, heads and seeds: none may be called wrong (5 minutes); ARGS="--runtimes ort-cpu,openvino" asks those
 	$(BIN)/python -P tests/perf_numerics.py $(ARGS)
 
 wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network

@@ -48,8 +48,11 @@ class Limits:
     reason: str  # how the worst-row limit came about
 
     def gain_of(self, rows: int) -> float:
-        """The gate on the gain of so many rows: a few rows, each within its limit, may be scaled by more by chance."""
-        return max(self.gain, self.worst_row / math.sqrt(rows))
+        """The gate on the gain of so many rows: a few rows, each within its limit, may be scaled by more by chance.
+
+        What all rows share (a scale that was rounded) and what each has by chance add as squares.
+        """
+        return math.hypot(self.gain, self.worst_row / math.sqrt(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,8 +216,7 @@ def limits(
     least = data.eager_factor / 2.0 * data.worst * spread
     wanted, ceiling = max(by_eager, 3.0 * floor, least), data.ceiling * spread
     if not wanted <= ceiling:
-        reason = f"the ceiling of {part} {dtype} {input_class}"
-        return Limits(worst_row=ceiling, gain=data.gain_limit, reason=reason)
+        return Limits(worst_row=ceiling, gain=data.gain_limit, reason=f"the ceiling of {part} {dtype} {input_class}")
     reasons = {by_eager: f"{data.eager_factor:g} x {source}", 3.0 * floor: "3 x floor", least: "what eager may have"}
     reason = reasons[wanted]
     return Limits(worst_row=wanted, gain=data.gain_limit, reason=reason)
