@@ -17,8 +17,8 @@ def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
         *_contents(case, has_model),
     ]  # fmt: skip
     if has_model:
-        lines += ["", "## The same in other tools", "", *_other_tools(case), "",
-                  "attnbench wrote what needs TensorRT for you to run: it was not run when this zip was made."]  # fmt: skip
+        lines += ["", "## The same in other tools", "", *_other_tools(case), ""]
+        lines += ["attnbench wrote what needs TensorRT for you to run: it was not run when this zip was made."]
     return "\n".join(lines) + "\n"
 
 
