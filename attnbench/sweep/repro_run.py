@@ -241,7 +241,8 @@ def compare(found: Any, expected: Any) -> dict[str, float]:
     with np.errstate(invalid="ignore", over="ignore"):
         sizes = np.sqrt((expected**2).sum(axis=1))
         typical = math.sqrt(float((sizes**2).mean())) or 1.0  # stands in for a row of zeros
-        errors = np.sqrt(((found - expected) ** 2).sum(axis=1)) / np.where(sizes == 0.0, typical, sizes)
+        least = np.maximum(sizes, typical * 2.0 ** -found.shape[-1])  # of rows of few numbers some are nearly 0
+        errors = np.sqrt(((found - expected) ** 2).sum(axis=1)) / np.where(sizes == 0.0, typical, least)
         gain = abs(float((found * expected).sum()) / (float((expected**2).sum()) or 1.0) - 1.0)
     worst = int(np.argmax(np.isnan(errors))) if np.isnan(errors).any() else int(np.argmax(errors))
     return {"worst_row": float(errors[worst]), "row": worst, "rows": len(errors), "gain": gain,

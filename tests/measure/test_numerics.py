@@ -177,6 +177,22 @@ def test_logits_that_a_given_scale_makes_larger_have_limits_in_proportion():
     assert n.limits("bf16", 0.0, 1.0, part="core", spread=0.5) == usual
 
 
+def test_no_format_and_no_scale_opens_the_gate_so_far_that_a_dropped_key_passes():
+    found = n.limits("bf16", 0.5, 1.5, part="core", input_class="peaked", spread=160.0)
+    assert found.worst_row == n.WIDEST < 0.5
+    assert "bf16 does not hold logits 1.6e+02 times the usual" in found.reason
+    for entry in n.tolerances().values():
+        assert entry.ceiling < n.WIDEST
+
+
+def test_a_row_of_one_number_near_zero_is_measured_against_half_of_the_typical_row():
+    reference = np.array([[1e-6], [1.0], [1.0], [1.0]])
+    typical = np.sqrt(0.75)
+    assert n.compare(reference + 0.01, reference).worst_row_rel_err == pytest.approx(0.01 / (typical / 2))
+    wide = np.repeat(reference, 64, axis=1)
+    assert n.compare(wide + 0.01, wide).worst_row_rel_err == pytest.approx(1e4)
+
+
 def test_a_floor_that_is_no_number_gets_the_ceiling():
     assert n.limits("fp32", NAN, None).worst_row == n.tolerances()["block", "fp32", "normal"].ceiling
 
