@@ -11,7 +11,7 @@ from attnbench.console import say
 from attnbench.options import WHERE, Json, single
 
 if TYPE_CHECKING:
-    from attnbench.sweep.repro import Reproduction
+    from attnbench.sweep.repro import Bundle
 
 RunDir = Annotated[str, typer.Argument(help="A folder that bench or conform made.", metavar="RUN", show_default=False)]
 CaseName = Annotated[
@@ -64,7 +64,7 @@ def _of_matrix(folder: Path, case: str, target: Path | None, as_json: bool) -> i
         return _write(what, target, digest([cell["arm"], cell["probe"]]), as_json)
 
 
-def _write(what: "Reproduction", target: Path | None, case_id: str, as_json: bool) -> int:
+def _write(what: "Bundle", target: Path | None, case_id: str, as_json: bool) -> int:
     from attnbench.sweep import repro as bundle
 
     target = target or flags.parse_file_out("--out", f"repro-{case_id}.zip")

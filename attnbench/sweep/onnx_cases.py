@@ -64,8 +64,11 @@ def _ask(bench: Bench, workers: Workers, runtime: str, case: dict[str, Any]) -> 
     return cell_of(arm, name, _SHOWS, label, answer)
 
 
-def write_cases(folder: Path) -> list[dict[str, Any]]:
-    """Write every case of one `Attention` node: model.onnx and its tensors; name, opset and folder of each."""
+def write_cases(folder: Path, only: str | None = None) -> list[dict[str, Any]]:
+    """Write every case of one `Attention` node: model.onnx and its tensors; name, opset and folder of each.
+
+    `only` the case of this name, if it is given.
+    """
     import onnx
     from onnx import numpy_helper
     from onnx.backend.test.case.node import collect_testcases
@@ -77,6 +80,9 @@ def write_cases(folder: Path) -> list[dict[str, Any]]:
     for case in found:
         if [node.op_type for node in case.model.graph.node] != ["Attention"]:
             continue  # the same case written out in other operators
+        name = case.name.removeprefix("test_")
+        if only not in (None, name):
+            continue
         place = folder / case.name
         place.mkdir()
         onnx.save(case.model, place / "model.onnx")
@@ -86,7 +92,7 @@ def write_cases(folder: Path) -> list[dict[str, Any]]:
                 tensor = numpy_helper.from_array(array, value.name)
                 (place / f"{kind}-{number:02}.pb").write_bytes(tensor.SerializeToString())
         opset = next(entry.version for entry in case.model.opset_import if not entry.domain)
-        cases.append({"name": case.name.removeprefix("test_"), "opset": opset, "folder": str(place)})
+        cases.append({"name": name, "opset": opset, "folder": str(place)})
     return cases
 
 

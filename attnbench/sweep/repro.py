@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +25,21 @@ from attnbench.sweep.repro_text import readme
 MAX_STORED_BYTES = 50_000_000  # of inputs and weights; beyond they are drawn from the seed
 MAX_EXPECTED_BYTES = 25_000_000
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same case gives the same bytes
+
+
+class Bundle(Protocol):
+    """What `write` makes a zip of."""
+
+    @property
+    def arm(self) -> str:
+        """What ran it."""
+
+    @property
+    def found(self) -> str:
+        """What was found, in a sentence."""
+
+    def files(self) -> Iterator[tuple[str, bytes | Path]]:
+        """Name and content of every file inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +61,15 @@ class Reproduction:
     inputs: Mapping[str, Array] | None = None  # None: drawn from the seed and the class
     options: Mapping[str, str] = field(default_factory=dict)  # that the runtime was asked for
     rows: Sequence[int] | None = None  # that are judged; None: as the judge of a run
+
+    def files(self) -> Iterator[tuple[str, bytes | Path]]:
+        """Every file of the zip."""
+        return _files(self)
+
+
+def found_in(cell: Mapping[str, Any]) -> str:
+    """What a matrix found in a cell, in a sentence."""
+    return f"{cell['verdict']}: {cell['how']}" if cell["how"] else str(cell["verdict"])
 
 
 def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[str, Any]) -> Reproduction:
@@ -109,7 +133,7 @@ def _model(r: Any, problem: Problem, run_dir: Path) -> Path | None:
     return path
 
 
-def write(what: Reproduction, target: Path) -> list[str]:
+def write(what: Bundle, target: Path) -> list[str]:
     """Write the zip, whole or not at all; gives the names inside.
 
     Raises:
@@ -118,7 +142,7 @@ def write(what: Reproduction, target: Path) -> list[str]:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:50]}-") as folder:
         temporary = Path(folder) / "repro.zip"
         with zipfile.ZipFile(temporary, "w") as archive:
-            for name, content in _files(what):
+            for name, content in what.files():
                 _add(archive, name, content, zipfile.ZIP_DEFLATED)
             names = archive.namelist()
         temporary.chmod(0o644)
@@ -136,17 +160,17 @@ def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
     case = _case(what, is_stored=what.inputs is not None or size <= MAX_STORED_BYTES, weights=needed)
     yield "README.md", readme(what.found, case, what.model is not None).encode()
     yield "run.py", Path(repro_run.__file__).read_bytes()
-    yield "case.json", _json(case)
-    yield "versions.json", _json(what.versions)
+    yield "case.json", as_json(case)
+    yield "versions.json", as_json(what.versions)
     if case["stored"]:
-        yield "inputs.npz", _npz(inputs)
+        yield "inputs.npz", as_npz(inputs)
         if needed:
-            yield "weights.npz", _npz(needed)
+            yield "weights.npz", as_npz(needed)
     else:
         _require_same(case, {"inputs": inputs, "weights": needed})
     rows = _rows(what.problem) if what.rows is None else np.array(what.rows)
     expected = reference_output(what.problem, inputs, weights, rows=rows)
-    yield "expected.npz", _npz({"y": expected, "rows": rows})
+    yield "expected.npz", as_npz({"y": expected, "rows": rows})
     if what.model is not None:
         yield "model.onnx", what.model
         for data in _external(what.model):
@@ -172,7 +196,7 @@ def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) 
         "num_kv_heads": p.num_kv_heads, "seed": what.seed,
         "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",
         "stored": is_stored, "inputs": specs, "weights": {name: _weight(array, p) for name, array in weights.items()},
-        "outputs": {name: list(shape) for name, shape in p.output_shapes().items()},
+        "outputs": {name: {"shape": list(shape), "kind": p.dtype} for name, shape in p.output_shapes().items()},
         "recorded_error": what.error, "limit": what.limit, "gain_limit": what.gain_limit,
     }  # fmt: skip
 
@@ -202,7 +226,7 @@ def _rows(problem: Problem) -> Array:
     return np.arange(problem.q_len) if rows is None else rows
 
 
-def _npz(arrays: Mapping[str, Array]) -> bytes:
+def as_npz(arrays: Mapping[str, Array]) -> bytes:
     """As np.savez, without a date; bfloat16 as its bits."""
     blob = io.BytesIO()
     with zipfile.ZipFile(blob, "w") as archive:
@@ -232,5 +256,6 @@ def _external(model: Path) -> list[Path]:
     return sorted(data for data in model.parent.glob("*.data") if data.name.encode() in blob)
 
 
-def _json(value: Any) -> bytes:
+def as_json(value: Any) -> bytes:
+    """In UTF-8, whatever the text holds."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

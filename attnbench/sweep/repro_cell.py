@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbench import plugins, probes
 from attnbench.errors import InputError, RecordsError
-from attnbench.sweep import repro, repro_run
+from attnbench.sweep import repro, repro_onnx, repro_run
 from attnbench.sweep.conform import ONNX_CASES
 from attnbench.sweep.grid import TORCH
 
@@ -39,20 +39,18 @@ def find_cell(folder: Path, text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return matrix, cells[text]
 
 
-def of_cell(cell: Mapping[str, Any], versions: Mapping[str, Any], folder: Path) -> repro.Reproduction:
+def of_cell(cell: Mapping[str, Any], versions: Mapping[str, Any], folder: Path) -> repro.Bundle:
     """The reproduction of a cell; its file is written into `folder`.
 
     Raises:
-        InputError: onnx's own case, a runtime without a script, an arm that has no file, or a probe of another version.
+        InputError: a runtime without a script, an arm that has no file, or a probe of another version.
         AttnbenchError: the export fails; its own words.
     """
     runtime, exporter = cell["runtime"], cell["exporter"]
-    if exporter == ONNX_CASES:
-        raise InputError(
-            f"{cell['probe']!r} is a case of the onnx package: its model and tensors are in onnx.backend.test"
-        )
     if runtime not in repro_run.RUNNERS:
         raise InputError(f"there is no script for runtime {runtime}; there is one for {', '.join(repro_run.RUNNERS)}")
+    if exporter == ONNX_CASES:
+        return repro_onnx.of_cell(cell, versions, folder)
     probe = next((probe for probe in probes.all_probes() if probe.name == cell["probe"]), None)
     if probe is None:
         raise InputError(f"this attnbench has no probe {cell['probe']!r}; run attnbench conform again")
@@ -66,7 +64,7 @@ def of_cell(cell: Mapping[str, Any], versions: Mapping[str, Any], folder: Path) 
     return repro.Reproduction(
         problem=probe.problem, arm=cell["arm"], runtime=runtime, threads=1, seed=0, input_class=probe.fill, model=model,
         error=cell["error"], limit=cell["limit"] or probes.LIMITS[probe.problem.dtype], gain_limit=None,
-        found=f"{cell['verdict']}: {cell['how']}" if cell["how"] else cell["verdict"],
+        found=repro.found_in(cell),
         versions={"plug-ins": dict(versions)},
         inputs=probes.make_probe_inputs(probe.problem, probe.fill, seed=0),
         rows=probes.judged_rows(probe.problem, probe.fill),

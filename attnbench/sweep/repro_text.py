@@ -12,8 +12,7 @@ def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
     lines = [
         f"# {case['arm']}: {case['label']}", "", f"Found: {found}", "",
         f"`pip install numpy {package}` (the versions used are in versions.json), then", "", "    python run.py", "",
-        "prints the error of the worst row of `y` against `expected.npz`, which is attention computed in float64 from "
-        "the inputs as they are rounded. Exit code 0: within what is allowed, 1: not.", "",
+        f"prints {_judged(case)}. Exit code 0: within what is allowed, 1: not.", "",
         *_contents(case, has_model),
     ]  # fmt: skip
     if has_model:
@@ -22,15 +21,32 @@ def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _judged(case: Mapping[str, Any]) -> str:
+    if case["part"] is None:
+        return "the largest error of every output against `expected.npz`, which holds what the onnx package expects"
+    return (
+        "the error of the worst row of `y` against `expected.npz`, which is attention computed in float64 from "
+        "the inputs as they are rounded"
+    )
+
+
 def _contents(case: Mapping[str, Any], has_model: bool) -> list[str]:
-    lines = ["- case.json: shapes, mask, scale, threads and limits"]
+    is_file = case["part"] is None
+    lines = [
+        "- case.json: shapes, threads and limits" if is_file else "- case.json: shapes, mask, scale, threads and limits"
+    ]
     lines += ["- model.onnx: what the runtime loads"] if has_model else ["- run.py holds the block, in PyTorch"]
     if case["stored"]:
         lines += ["- inputs.npz" + ("" if has_model else " and weights.npz") + ": arrays without pickle"]
-        lines += ["- bfloat16 is kept as its 16 bits in uint16"] if case["dtype"] == "bf16" else []
+        lines += ["- bfloat16 is kept as its 16 bits in uint16"] if _has_bf16(case) else []
     else:
         lines += [f"- inputs are not stored: run.py draws them from seed {case['seed']}, the same on every machine"]
-    return [*lines, "- expected.npz: `y` in float64 at the query positions `rows`"]
+    expected = "every output" if is_file else "`y` in float64 at the query positions `rows`"
+    return [*lines, f"- expected.npz: {expected}"]
+
+
+def _has_bf16(case: Mapping[str, Any]) -> bool:
+    return any(spec["kind"] == "bf16" for spec in case["inputs"].values())
 
 
 def _other_tools(case: Mapping[str, Any]) -> list[str]:
@@ -47,7 +63,7 @@ def _other_tools(case: Mapping[str, Any]) -> list[str]:
         "",
         f"    {trtexec}",
     ]
-    if case["dtype"] == "bf16":
+    if _has_bf16(case):
         return ["NumPy has no bfloat16, so polygraphy cannot take these inputs. After `python run.py --write-raw`:", "",
                 shown[-1]]  # fmt: skip
     return shown

@@ -148,7 +148,7 @@ def test_a_wrong_model_shows_its_mismatch(tmp_path):
 
 
 def test_an_output_of_another_shape_is_wrong():
-    case = {"outputs": {"y": [1, 2, 3]}, "dtype": "fp32"}
+    case = {"outputs": {"y": {"shape": [1, 2, 3], "kind": "fp32"}}}
     text, is_right = repro_run.report(case, np.zeros((1, 2, 4), np.float32))
     assert not is_right
     assert "(1, 2, 4)" in text

@@ -65,7 +65,6 @@ def test_a_cell_that_differs_is_wrong_in_its_zip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (make_cell("attention_4d", exporter="onnx", runtime="ort-cpu", opset=23), "is a case of the onnx package"),
         (make_cell("uniform 3x7", runtime="ort-cuda"), "there is no script for runtime ort-cuda"),
         (make_cell("of another version"), "this attnbench has no probe"),
         (make_cell("grouped heads 4/2 normal", "onnx-contrib", "ort-cpu", 20), "has no file for"),
@@ -74,6 +73,23 @@ def test_a_cell_that_differs_is_wrong_in_its_zip(tmp_path: Path) -> None:
 def test_a_cell_that_cannot_be_reproduced_says_why(tmp_path: Path, cell: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         repro_cell.of_cell(cell, {}, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_case_of_the_onnx_package_is_judged_by_every_output_in_its_zip(tmp_path: Path) -> None:
+    cell = make_cell("attention_4d_with_past_and_present_qk_matmul", "onnx", "onnx-reference", 23)
+    done = run_of(cell, tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    for name in ("Y", "present_key", "present_value", "qk_matmul_output"):
+        assert f"{name} is off by 0 of the largest expected value" in done.stdout
+    with zipfile.ZipFile(tmp_path / "case.zip") as archive:
+        assert {"model.onnx", "inputs.npz", "expected.npz", "run.py", "README.md"} <= set(archive.namelist())
+
+
+@pytest.mark.slow
+def test_a_case_that_the_installed_onnx_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"the installed onnx has no case 'attention_4e'"):
+        repro_cell.of_cell(make_cell("attention_4e", "onnx", "ort-cpu", 23), {}, tmp_path)
 
 
 def test_a_cell_is_named_by_arm_and_probe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
