@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from attnbench import errors
 from attnbench.errors import (
     AttnbenchError,
     ExportError,
@@ -192,7 +193,7 @@ class Worker:
             self.kill()
             raise WorkerError(f"no result: the answer to {op!r} has no result ({line[:60]!r})")
         if "error" in answer:
-            raise _as_exception(answer["error"])
+            raise as_exception(answer["error"])
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -342,17 +343,18 @@ class ForkServers:
         self._starter.shutdown()
 
 
-_EXCEPTIONS: dict[str, type[AttnbenchError]] = {
-    c.__name__: c
-    for c in (UnsupportedError, UnavailableError, ReadBackError, NotRunError, ExportError, WorkerOutOfMemory)
-}
+_TOLD: tuple[type[AttnbenchError], ...] = (
+    UnsupportedError, UnavailableError, ReadBackError, NotRunError, WorkerOutOfMemory,
+    ExportError, *ExportError.__subclasses__(),
+)  # fmt: skip
+_EXCEPTIONS = {c.__name__: c for c in _TOLD}
 
 
 class ReportedError(WorkerError):
     """The worker caught an exception of the plug-in and told it."""
 
 
-def _as_exception(error: Any) -> AttnbenchError:
+def as_exception(error: Any) -> AttnbenchError:
     """What the worker told, as an exception; the library's own words, where they differ, are its note."""
     told = error if isinstance(error, dict) else {"message": error}
     kind, message, cause = (str(told.get(name, "")) for name in ("kind", "message", "cause"))
@@ -362,7 +364,8 @@ def _as_exception(error: Any) -> AttnbenchError:
     elif kind == "MemoryError" or looks_like_oom(message):
         found = WorkerOutOfMemory(message)
     else:
-        found = ReportedError(f"{kind}: {message}" if kind else message)
+        is_ours = not kind or hasattr(errors, kind)  # its message needs no name of a class before it
+        found = ReportedError(message if is_ours else f"{kind}: {message}")
     if cause and cause not in message:
         found.add_note(cause)
     return found

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnbench.errors import WorkerError
+from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, OpsetError, ProblemError, WorkerError
 from attnbench.measure import environment
 from attnbench.sweep.bench import ALWAYS_PRELOADED
-from attnbench.sweep.workers import ForkServer, ForkServers, Worker
+from attnbench.sweep.workers import ForkServer, ForkServers, ReportedError, Worker, as_exception
 
 
 @pytest.fixture
@@ -40,3 +40,14 @@ def test_a_dead_forkserver_is_a_worker_error_and_the_next_one_is_new(servers: Fo
         Worker(server)
     with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
         assert worker.ask("ping", timeout_s=30.0) == {}
+
+
+@pytest.mark.parametrize("kind", [OpsetError, FrozenDimError, ArtifactError, ProblemError])
+def test_an_error_of_ours_comes_back_without_the_name_of_its_class(kind: type[AttnbenchError]) -> None:
+    found = as_exception({"kind": kind.__name__, "message": "opset 17 was asked, the file has 18", "cause": ""})
+    assert str(found) == "opset 17 was asked, the file has 18"
+    assert isinstance(found, ReportedError if kind is ProblemError else kind)
+
+
+def test_an_error_of_a_library_keeps_its_name() -> None:
+    assert str(as_exception({"kind": "KeyError", "message": "'q'", "cause": ""})) == "KeyError: 'q'"
