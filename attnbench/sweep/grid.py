@@ -14,7 +14,7 @@ from attnbench import presets
 from attnbench.errors import InputError
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
 from attnbench.sweep import runtime_options
-from attnbench.sweep.grid_checks import check_sweep, masks_of
+from attnbench.sweep.grid_checks import check_sweep, masks_of, type_rule
 from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
@@ -262,9 +262,10 @@ def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
         sweep = Sweep.model_validate(dict(fields), strict=False)
     except ValidationError as err:
         first = err.errors()[0]
-        key = ".".join(str(x) for x in first["loc"])
-        text = str(first["msg"]).removeprefix("Value error, ")
-        raise InputError(f"{where}: {key} {text} (got {first['input']!r})") from err
+        key = str(first["loc"][0])
+        is_ours = first["type"] == "value_error"
+        rule = str(first["ctx"]["error"]) if is_ours else type_rule(key, Sweep.model_fields[key].annotation)
+        raise InputError(f"{where}: {key} {rule} (got {first['input']!r})") from err
     check_sweep(sweep)
     problems(sweep)
     return sweep

@@ -1,13 +1,26 @@
 """What a sweep must not ask: values that none of its problems would use, masks that fit no variant."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from attnbench.errors import InputError
 from attnbench.masks import parse_mask
 
 if TYPE_CHECKING:
     from attnbench.sweep.grid import Sweep
+
+
+def type_rule(key: str, annotation: Any) -> str:
+    """What the value of a key of a sweep must be, in words, by its type and the unit in its name."""
+    if key.endswith("_s"):
+        return 'must be a time such as "90s", or a number of seconds'
+    if key.endswith("_bytes"):
+        return 'must be a size such as "8GiB", or a whole number of bytes'
+    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind not in (type(None), ...)]
+    if isinstance(kinds[0], str):
+        return f"must be {' or '.join(map(repr, kinds))}"
+    word = {int: "a whole number", float: "a number", str: "a name in quotes"}[kinds[0]]
+    return f"must be {word}{' or a list of such' if 'tuple' in str(annotation) else ''}"
 
 
 def check_sweep(sweep: "Sweep") -> None:

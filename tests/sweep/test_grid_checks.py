@@ -30,6 +30,25 @@ def test_what_no_problem_uses_is_refused(fields: dict[str, Any], text: str) -> N
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"variants": {"a": 1}}, "variants must be a name in quotes or a list of such (got {'a': 1})"),
+        ({"seq_lens": [64, 1.5]}, "seq_lens must be a whole number or a list of such (got 1.5)"),
+        ({"scale": "x"}, "scale must be a number (got 'x')"),
+        ({"threads": "two"}, "threads must be a whole number (got 'two')"),
+        ({"time_budget": [1]}, 'time_budget_s must be a time such as "90s", or a number of seconds (got [1])'),
+        ({"memory_limit": 1.5}, 'memory_limit_bytes must be a size such as "8GiB", or a whole number of bytes'),
+        ({"value_map": "x"}, "value_map must be 'joint' or 'low_rank' (got 'x')"),
+        ({"baseline": 1}, "baseline must be a name in quotes (got 1)"),
+    ],
+)
+def test_a_value_of_another_type_is_told_key_rule_and_value(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(AttnbenchError) as caught:
+        resolve(None, fields)
+    assert text in str(caught.value)
+
+
 def test_part_core_beside_block_leaves_out_what_it_does_not_have() -> None:
     asked = {"part": ["block", "core"], "variants": ["decode", "self"], "bias": True, "q_lens": [2], "seq_lens": [8]}
     found = {(p.part, p.variant, p.bias) for p in problems(resolve(None, asked))}
