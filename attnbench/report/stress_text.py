@@ -7,7 +7,7 @@ from attnbench.analysis.groups import Panel
 from attnbench.inputs import LOGIT_SCALES, STRESS_CLASSES
 from attnbench.records import Record
 from attnbench.report.sections import Section, Table
-from attnbench.report.text import fmt_number
+from attnbench.report.text import fmt_count, fmt_number
 
 WORDS = {"near_ties": "near ties", "long_tail": "long tails", "masked_rows": "masked rows"}
 
@@ -38,6 +38,31 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
         "Outside is told, not failed: a format with few digits leaves its band somewhere, torch eager too."
     )
     return Section(id="stress", title="Under stress", intro=intro, lines=lines, tables=tables)
+
+
+def stress_lines(panels: Sequence[Panel]) -> list[str]:
+    """For the terminal: which inputs lead how many arms out of their band, and the worst of them; none without stress."""
+    asked = [(panel, arm, r) for panel in panels for arm in panel.arms for r in panel.row(arm) if r and r.stress]
+    classes = [c for c in STRESS_CLASSES if any(c in r.stress for _, _, r in asked)]
+    lines = []
+    for name in classes:
+        tried = dict.fromkeys(arm for _, arm, r in asked if name in r.stress)
+        outside = [(panel, arm, r) for panel, arm, r in asked if not r.stress.get(name, 0.0) <= 1.0]
+        if outside:
+            arms = dict.fromkeys(arm for _, arm, _ in outside)
+            panel, arm, worst = max(outside, key=lambda found: _size(found[2].stress[name]))
+            where = f"{panel.title()}, {panel.x_label} = {getattr(worst, panel.x_name)}"
+            lines.append(
+                f"under stress, {_title(name)}: {len(arms)} of {fmt_count(len(tried), 'arm')} outside the band; most "
+                f"{arm}, {_times(worst.stress[name])} ({where})"
+            )
+    if classes and not lines:
+        lines = [f"under stress ({', '.join(map(_title, classes))}) every arm stays inside its band"]
+    return lines
+
+
+def _size(part: float) -> float:
+    return part if math.isfinite(part) else math.inf
 
 
 def _title(input_class: str) -> str:

@@ -8,6 +8,7 @@ from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
 from attnbench.report.merged import run_names
+from attnbench.report.stress_text import stress_lines
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_number, fmt_ratio, printable, short_arm
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _parts(
     if len(panels) > MAX_PANELS:
         parts.append(line(f"{len(panels) - MAX_PANELS} more tables are in the report", "dim"))
     parts += [line(text, "bold red") for text in _wrong_lines(panels)]
+    parts += [line(text, "yellow") for text in stress_lines(panels)]
     troubles = did_not_run(panels, manifest, run_dir)
     for trouble in troubles[:MAX_TROUBLES]:
         style = "red" if trouble.status in FAILED else "yellow"

@@ -10,7 +10,7 @@ from attnbench.inputs import LOGIT_SCALES, STRESS_CLASSES, make_inputs, make_wei
 from attnbench.measure import numerics
 from attnbench.problem import Problem
 from attnbench.records import Record
-from attnbench.report.stress_text import stress_section
+from attnbench.report.stress_text import stress_lines, stress_section
 from attnbench.report.tables import column_kind, flat_row
 from attnbench.sweep import rows
 from attnbench.sweep.bench import limits_of
@@ -123,6 +123,27 @@ def test_the_section_tells_the_worst_part_and_the_first_scale_and_length_outside
     ]
     assert list(section.lines) == [
         "fp32: torch-sdpa first leaves its band with logits x 8 at T = 256 (1.3 times what is allowed)."
+    ]
+    assert stress_lines([only_panel(records)]) == [
+        "under stress, logits x 8: 1 of 2 arms outside the band; most torch-sdpa, 2.6 times what is allowed "
+        "(self, T = 512)"
+    ]
+
+
+def test_the_terminal_tells_stress_that_nothing_leaves_and_is_silent_without_stress() -> None:
+    (problem,) = make_problems(("self",), (128,))
+    calm = make_record(problem, "torch-sdpa", stress={"logits_x8": 1.0, "near_ties": 0.1})
+    assert stress_lines([only_panel([calm])]) == [
+        "under stress (logits x 8, near ties) every arm stays inside its band"
+    ]
+    assert stress_lines([only_panel([make_record(problem, "torch-sdpa")])]) == []
+
+
+def test_no_number_under_stress_is_the_worst() -> None:
+    (problem,) = make_problems(("self",), (128,))
+    records = [make_record(problem, arm, stress={"near_ties": part}) for arm, part in (("a", 9.0), ("b", math.inf))]
+    assert stress_lines([only_panel(records)]) == [
+        "under stress, near ties: 2 of 2 arms outside the band; most b, no number (self, T = 128)"
     ]
 
 
