@@ -56,6 +56,8 @@ def explain(
         raise InputError("--json is for explain RUN CASE; leave it out for a topic")
     from attnbench.explain import shapes, topics
 
+    if words and len(words) == 1 and words[0] not in topics.TOPICS and Path(words[0]).is_dir():
+        raise InputError(_which_case(words[0]))
     if words and (len(words) > 2 or words[0] not in topics.TOPICS):
         known = ", ".join(topics.TOPICS)
         raise InputError(f"explain takes a topic ({known}), or a run and a case, got {' '.join(words)!r}")
@@ -104,8 +106,42 @@ def _folder(text: str) -> Path:
     return path
 
 
+def _which_case(run_dir: str) -> str:
+    """How to name a case of a run.
+
+    Raises:
+        InputError: the folder is not a run, or has no case.
+    """
+    path = _run_dir(run_dir)
+    from attnbench import api
+    from attnbench.analysis.lookup import short_name
+
+    rows = api.open_run(path).rows
+    if not rows:
+        raise InputError(f"run {run_dir!r} has no case to explain; finish it with attnbench bench --resume")
+    return (
+        f"explain {run_dir} needs a CASE too: a case_id, from records.csv or the table of all cases in report.html, or "
+        f"ARM:VARIANT:T; for example {rows[0].case_id} or {short_name(rows[0])}"
+    )
+
+
+def _run_dir(text: str) -> Path:
+    """A folder of bench; one of conform has other cells and another command.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if (Path(text) / "conform.json").is_file():
+        raise InputError(
+            f"{text!r} is a matrix of conform, whose cells conform.html explains; attnbench repro {text} ARM:PROBE "
+            "makes a zip of one"
+        )
+    path: Path = flags.parse_run_dir("RUN", text)
+    return path
+
+
 def _explain_case(run_dir: str, case: str, as_json: bool) -> int:
-    path: Path = flags.parse_run_dir("RUN", run_dir)
+    path = _run_dir(run_dir)
     from attnbench import api
     from attnbench.analysis.lookup import find_case
     from attnbench.report import case_text

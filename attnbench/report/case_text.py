@@ -9,6 +9,7 @@ from attnbench.analysis.groups import peak_bytes
 from attnbench.analysis.lookup import problem_of
 from attnbench.records import Record
 from attnbench.report import text
+from attnbench.report.stress_text import stress_sentence
 
 _SCOPES = {
     "host": "wall time of a call, copies excluded", "host_with_copies": "wall time of a call, copies included",
@@ -127,6 +128,8 @@ def _right(r: Record) -> Iterator[str]:
         yield f"{r.error_rows:,} of {r.output_rows:,} rows were judged."
     if r.nan_count:
         yield f"{text.fmt_count(r.nan_count, 'NaN')} in the output."
+    if r.stress:
+        yield stress_sentence(r)
 
 
 def _latency(r: Record) -> Iterator[str]:

@@ -25,7 +25,7 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
         asked = [(arm, records) for arm, records in asked if records]
         classes = [c for c in STRESS_CLASSES if any(c in r.stress for _, records in asked for r in records)]
         if classes:
-            head = ("arm", *(_title(c) for c in classes), "first scale outside")
+            head = ("arm", *(class_title(c) for c in classes), "first scale outside")
             rows = [
                 [arm, *(_worst(panel, records, c) for c in classes), _first(panel, records)] for arm, records in asked
             ]
@@ -41,7 +41,7 @@ def stress_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sec
 
 
 def stress_lines(panels: Sequence[Panel]) -> list[str]:
-    """For the terminal: which inputs lead how many arms out of their band, and the worst of them; none without stress."""
+    """For the terminal: which inputs lead how many arms out of their band, and the worst; none without stress."""
     asked = [(panel, arm, r) for panel in panels for arm in panel.arms for r in panel.row(arm) if r and r.stress]
     classes = [c for c in STRESS_CLASSES if any(c in r.stress for _, _, r in asked)]
     lines = []
@@ -53,19 +53,28 @@ def stress_lines(panels: Sequence[Panel]) -> list[str]:
             panel, arm, worst = max(outside, key=lambda found: _size(found[2].stress[name]))
             where = f"{panel.title()}, {panel.x_label} = {getattr(worst, panel.x_name)}"
             lines.append(
-                f"under stress, {_title(name)}: {len(arms)} of {fmt_count(len(tried), 'arm')} outside the band; most "
-                f"{arm}, {_times(worst.stress[name])} ({where})"
+                f"under stress, {class_title(name)}: {len(arms)} of {fmt_count(len(tried), 'arm')} outside the band; "
+                f"most {arm}, {_times(worst.stress[name])} ({where})"
             )
     if classes and not lines:
-        lines = [f"under stress ({', '.join(map(_title, classes))}) every arm stays inside its band"]
+        lines = [f"under stress ({', '.join(map(class_title, classes))}) every arm stays inside its band"]
     return lines
+
+
+def stress_sentence(r: Record) -> str:
+    """Of one row: which inputs lead it out of its band; empty without stress."""
+    tried = [name for name in STRESS_CLASSES if name in r.stress]
+    outside = [f"{class_title(name)} ({_times(r.stress[name])})" for name in tried if not r.stress[name] <= 1.0]
+    where = f"leaves its band with {' and '.join(outside)}" if outside else "stays inside its band"
+    return f"Under stress ({', '.join(map(class_title, tried))}) it {where}." if tried else ""
 
 
 def _size(part: float) -> float:
     return part if math.isfinite(part) else math.inf
 
 
-def _title(input_class: str) -> str:
+def class_title(input_class: str) -> str:
+    """`logits x 64`, `near ties`."""
     scale = LOGIT_SCALES.get(input_class)
     return WORDS.get(input_class, input_class) if scale is None else f"logits x {scale}"
 
@@ -100,5 +109,5 @@ def _outside(panel: Panel, arm: str, records: Sequence[Record], classes: Sequenc
         outside = [(x, part) for x, part in parts if not part <= 1.0]
         if outside:
             x, part = min(outside)
-            clauses.append(f"with {_title(name)} at {panel.x_label} = {x} ({_times(part)})")
+            clauses.append(f"with {class_title(name)} at {panel.x_label} = {x} ({_times(part)})")
     return f"{arm} first leaves its band {', '.join(clauses)}." if clauses else ""

@@ -41,6 +41,16 @@ def test_the_gate_nearest_to_its_limit_decided(told):
     assert "is 8.0 times what torch eager is off in fp32 (5.0e-07)" in words  # 4e-6 over 1e-6 / 2
 
 
+def test_a_row_tells_where_it_left_its_band_under_stress(told):
+    words = told(stress={"near_ties": 0.2, "logits_x8": 0.9, "logits_x64": 3.0})["Right"]
+    assert words.endswith(
+        "Under stress (logits x 8, logits x 64, near ties) it leaves its band with logits x 64 "
+        "(3.0 times what is allowed)."
+    )
+    assert told(stress={"near_ties": 1.0})["Right"].endswith("Under stress (near ties) it stays inside its band.")
+    assert "stress" not in told()["Right"]
+
+
 @pytest.mark.parametrize(("error", "share"), [(8e-6, "200 %"), (float("nan"), "not a number")])
 def test_a_gate_that_failed_decided(told, error, share):
     words = told(worst_row_rel_err=error, worst_row_limit=4e-6, status="mismatch", reason="row 3 is off")["Right"]
@@ -105,3 +115,20 @@ def test_the_command_tells_a_row_of_a_run(lab, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["status"] == "ok"
     assert main(["explain", run, "nope"]) == 2
     assert "CASE must be a case_id" in capsys.readouterr().err
+
+
+def test_a_run_without_a_case_says_where_cases_are(lab, tmp_path, capsys):
+    records = lab.default_records()
+    lab.write_run(tmp_path / "run", records, samples=False)
+    assert main(["explain", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "needs a CASE too: a case_id, from records.csv or the table of all cases in report.html" in error
+    assert records[0].case_id in error
+    assert f"{records[0].arm}:{records[0].variant}:{records[0].q_len}" in error
+
+
+def test_a_matrix_of_conform_is_sent_to_repro(tmp_path, capsys):
+    (tmp_path / "conform.json").write_text("{}")
+    for words in ([str(tmp_path)], [str(tmp_path), "torch-sdpa:normal 5x9"]):
+        assert main(["explain", *words]) == 2
+        assert "attnbench repro" in capsys.readouterr().err
