@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from attnbench.errors import AttnbenchError, UnavailableError, UnsupportedError, WorkerError
+from attnbench.errors import AttnbenchError, UnavailableError, UnsupportedError, WorkerCrashed, WorkerError
 from attnbench.interfaces import Probe as Available
 from attnbench.probes import Probe
 from attnbench.problem import Problem
@@ -142,6 +142,7 @@ class Conforming:
             artifact = found
         loaded: Worker | None = None
         failed: AttnbenchError | None = None
+        deaths = 0
         for probe in probes:
             try:
                 if failed is not None:
@@ -150,7 +151,9 @@ class Conforming:
                     try:
                         self._load(workers, arm, probe.problem, artifact)
                     except AttnbenchError as err:
-                        failed = err
+                        deaths += isinstance(err, WorkerCrashed)
+                        # Killed once, it may have been from outside; killed twice, this file kills.
+                        failed = None if deaths == 1 and isinstance(err, WorkerCrashed) else err
                         raise
                     loaded = workers.get()
                 answer = workers.ask("probe", **probe.fields)

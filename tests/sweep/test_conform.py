@@ -90,6 +90,18 @@ class Doomed(Right):
             os.kill(os.getpid(), signal.SIGKILL)
         return SUPPORTED
 
+class Shaky(Right):
+    # its first load is killed, as by something outside, and every load of a file with a mask bool_b1qk
+    name = "shaky"
+    @contextmanager
+    def load(self, problem, artifact, settings):
+        is_first = not os.path.exists(__file__ + ".shaky")
+        if is_first or problem.mask == "bool_b1qk":
+            with open(__file__ + ".shaky", "a") as f:
+                f.write(f"{problem.mask} {problem.static_key()}\\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield Session(self, problem, settings)
+
 class Hanger(Right):
     name = "hanger"
     def spoil(self, problem, inputs, out):
@@ -141,22 +153,24 @@ class Leaker(Right):
             out[dead] = reference_output(problem, free, make_weights(problem))[dead]
         return out
 """
-NAMES = ("right", "crasher", "doomed", "hanger", "wrong", "refuser", "loader", "absent", "checker")
+NAMES = ("right", "crasher", "doomed", "shaky", "hanger", "wrong", "refuser", "loader", "absent", "checker")
 BENCHED = (*NAMES, "leaker")
 TOTAL = len(all_probes())
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         install = make_installer(tmp_path_factory.mktemp("plugins"), patch)
-        install(runtimes={n: f"conform_fakes:{n.capitalize()}" for n in BENCHED}, modules={"conform_fakes": FAKES})
+        folder = install(
+            runtimes={n: f"conform_fakes:{n.capitalize()}" for n in BENCHED}, modules={"conform_fakes": FAKES}
+        )
         patch.setattr(conforming, "TIMEOUT_S", 4.0)
-        yield
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def matrix(installed: None) -> Matrix:
+def matrix(installed: Path) -> Matrix:
     return conform_run.conform(exporters=[], runtimes=NAMES, opsets=conform_run.FIRST_OPSET, say=lambda text: None)
 
 
@@ -187,6 +201,14 @@ def test_a_worker_killed_before_it_is_asked_to_load_costs_one_cell(matrix: Matri
     assert "signal 9" in refused[0].how
 
 
+def test_a_worker_killed_while_it_loads_costs_one_cell_and_twice_the_file(matrix: Matrix, installed: Path) -> None:
+    refused = [cell.probe for cell in matrix.cells if cell.arm.runtime == "shaky" and cell.verdict == "refuses"]
+    masked = [probe.name for probe in all_probes() if probe.problem.mask == "bool_b1qk"]
+    assert refused == [all_probes()[0].name, *masked]
+    loads = (installed / "conform_fakes.py.shaky").read_text().split("\n")
+    assert max(Counter(line for line in loads if line.startswith("bool_b1qk")).values()) == 2
+
+
 def test_a_hang_costs_one_cell(matrix: Matrix) -> None:
     assert verdicts(matrix, "hanger") == {"conforms": TOTAL - 1, "refuses": 1}
 
@@ -213,7 +235,7 @@ def test_an_unavailable_runtime_has_rows_that_say_what_to_do(matrix: Matrix) -> 
     }
 
 
-def test_nothing_that_runs_is_exit_code_three(installed: None) -> None:
+def test_nothing_that_runs_is_exit_code_three(installed: Path) -> None:
     found = conform_run.conform(
         exporters=[], runtimes=["absent", "refuser"], opsets=conform_run.FIRST_OPSET, say=lambda text: None
     )
@@ -260,13 +282,13 @@ def run_bench(path: Path, *names: str, **fields: Any) -> dict[str, tuple[str, st
     return {record.arm: (record.status, record.reason) for record in records}
 
 
-def test_a_runtime_for_checks_is_not_timed(installed: None, tmp_path: Path) -> None:
+def test_a_runtime_for_checks_is_not_timed(installed: Path, tmp_path: Path) -> None:
     found = run_bench(tmp_path / "run", "checker")
     assert found["checker"] == ("unsupported", "checker is checked by attnbench conform, never timed")
     assert found["right"][0] == "ok"
 
 
-def test_an_arm_that_does_not_conform_for_the_mask_is_not_ranked(installed: None, tmp_path: Path) -> None:
+def test_an_arm_that_does_not_conform_for_the_mask_is_not_ranked(installed: Path, tmp_path: Path) -> None:
     found = run_bench(tmp_path / "run", "leaker", masks=("key_padding",), batch_sizes=(2,))
     status, reason = found["leaker"]
     assert status == "mismatch"
@@ -274,5 +296,5 @@ def test_an_arm_that_does_not_conform_for_the_mask_is_not_ranked(installed: None
     assert found["right"] == ("ok", "")
 
 
-def test_an_arm_is_not_held_to_masks_that_the_problem_does_not_use(installed: None, tmp_path: Path) -> None:
+def test_an_arm_is_not_held_to_masks_that_the_problem_does_not_use(installed: Path, tmp_path: Path) -> None:
     assert run_bench(tmp_path / "run", "leaker")["leaker"] == ("ok", "")
