@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 def plan_text(plan: "Plan", *, width: int) -> str:
     """Cases, predicted time by phase, predicted memory, in at most `width` columns."""
-    lengths = ", ".join(map(str, sorted({group.problem.q_len for group in plan.groups})))
+    problems = [group.problem for group in plan.groups]
+    lengths = ", ".join(map(str, sorted({p.kv_len if p.variant == "decode" else p.q_len for p in problems})))
     lines = [
-        f"{_count(plan.case_count, 'case')}: {_count(len(plan.groups), 'problem')} "
+        f"{_count(plan.case_count, 'case')}: {_count(len(problems), 'problem')} "
         f"(T = {lengths}) x {_count(len(plan.arms), 'arm')}, {_count(plan.threads, 'thread')} each",
         *(f"  {arm}" for arm in plan.arms),
         f"predicted time {_minutes(plan.total_s)}" + _budget(plan),

@@ -24,6 +24,13 @@ def test_a_plan_says_what_will_be_run_and_what_it_takes() -> None:
     assert told["predicted_total_s"] == pytest.approx(sum(told["predicted_s"].values()))
 
 
+def test_a_plan_of_decode_names_the_lengths_of_the_cache() -> None:
+    sweep = grid.resolve(None, {"seq_lens": (64, 128), "variants": ("decode", "self"), "q_lens": (1, 3)})
+    arms = [grid.Arm(exporter="torch", runtime="torch-sdpa")]
+    plan = make_plan(sweep, grid.problems(sweep), arms, threads=1, available_bytes=8 << 30)
+    assert "6 problems (T = 64, 128) x 1 arm" in terminal.plan_text(plan, width=80)
+
+
 def test_a_plan_keeps_to_the_width_and_shows_its_notices() -> None:
     sweep = grid.resolve("quick", {"time_budget_s": 1.0})
     arms = [grid.Arm(exporter="torch", runtime="torch-eager")]

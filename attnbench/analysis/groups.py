@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench.problem import DTYPE_BYTES
+from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import Record
 
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
@@ -272,9 +272,11 @@ def _variants(rows: Sequence[Record]) -> Iterable[tuple[str, str, str, list[Reco
         groups[r.variant, r.mask].append(r)
     masks = Counter(variant for variant, _ in groups)
     for (variant, mask), members in groups.items():
-        name = f"{variant}, mask {mask!r}" if masks[variant] > 1 else variant
+        is_usual = mask == USUAL_MASK.get(variant, "none")
+        name = variant if is_usual and masks[variant] == 1 else f"{variant}, mask {mask!r}"
         lengths = {(r.q_len, r.kv_len) for r in members}
-        if len({q for q, _ in lengths}) == len(lengths):
+        one_step = variant == "decode" and _count(lengths, 0) == 1
+        if _count(lengths, 0) == len(lengths) and not one_step:
             yield name, _kv_note(lengths), "q_len", members
             continue
         # A decode step is asked as its cache grows.

@@ -213,14 +213,14 @@ class Budget:
         return None if spare_s < CAUTION * least_s else min(full_s, spare_s)
 
     def left_s(self, index: int, elapsed_s: float) -> float:
-        """Predicted seconds from the start of group `index` to the end of the run."""
+        """Predicted seconds from the start of group `index` to the end of the run; what a budget cuts off is none."""
         extras_s = sum(self._plan.extras().values())
-        rest_s, least_s = self._rest_s(index) + extras_s, self._least_s(index)
-        full_s = sum(g.full_timing_s for g in self._plan.groups[index:]) * self._timing_correction
+        full_s = self._rest_s(index) + extras_s
+        full_s += sum(g.full_timing_s for g in self._plan.groups[index:]) * self._timing_correction
         budget_s = self._plan.grid_budget_s
         if budget_s is None:
-            return rest_s + full_s
-        return rest_s + min(full_s, max(least_s, budget_s + extras_s - elapsed_s - rest_s))
+            return full_s
+        return min(full_s, max(REPORT_S, budget_s + extras_s - elapsed_s))
 
     def _rest_s(self, index: int) -> float:
         """Everything but timing from group `index` on."""

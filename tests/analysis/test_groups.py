@@ -81,6 +81,26 @@ def test_decode_is_shown_as_its_cache_grows_for_every_number_of_new_tokens(lab, 
     assert [p.xs for p in panels] == [list(seq_lens)] * 3
 
 
+def test_one_decode_step_stands_at_the_length_of_its_cache(lab) -> None:
+    (panel,) = make_panels([lab.make_record(Problem.make(variant="decode", seq_len=64), "torch-sdpa")])
+    assert (panel.title(), panel.x_label, panel.xs) == ("decode (q_len = 1)", "kv_len", [64])
+    steps = [Problem.make(variant="decode", seq_len=64, q_len=q) for q in (1, 2, 4)]
+    (panel,) = make_panels([lab.make_record(p, "torch-sdpa") for p in steps[1:]])
+    assert (panel.title(), panel.x_label, panel.xs) == ("decode (kv_len = 64)", "T", [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("variant", "mask", "title"),
+    [
+        ("self", "", "self"), ("self", "key_padding", "self, mask 'key_padding'"), ("causal", "", "causal"),
+        ("causal", "sliding_window_8", "causal, mask 'sliding_window_8'"),
+    ],
+)  # fmt: skip
+def test_the_only_mask_of_a_variant_is_named_where_it_is_not_the_usual_one(lab, variant, mask, title) -> None:
+    problem = Problem.make(variant=variant, seq_len=128, mask=mask)
+    assert titles(make_panels([lab.make_record(problem, "torch-sdpa")])) == [title]
+
+
 def test_masks_of_one_variant_are_not_mixed(lab):
     problem = Problem.make(seq_len=128)
     panels = make_panels(

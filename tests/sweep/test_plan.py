@@ -49,6 +49,15 @@ def test_a_machine_half_as_fast_gets_the_least_rounds_of_the_long_groups_reserve
     assert elapsed_s + REPORT_S <= 320.0
 
 
+def test_the_time_that_is_left_is_never_longer_than_the_budget() -> None:
+    plan = plan_of(time_budget_s=30.0)
+    assert plan.total_s > 60.0
+    budget = Budget(plan)
+    assert budget.left_s(0, 10.0) == pytest.approx(20.0)
+    assert budget.left_s(1, 29.0) == REPORT_S
+    assert Budget(plan_of(time_budget_s=9000.0)).left_s(0, 10.0) < 8990.0
+
+
 def test_without_a_budget_every_group_gets_all_its_rounds() -> None:
     sweep = grid.validate({"time_budget_s": None}, where="test")
     plan = make_plan(sweep, grid.problems(sweep), ARMS, 1, None)
