@@ -5,8 +5,8 @@ let pinned = null;
 const quoted = text => "'" + text.replaceAll("'", "'\\''") + "'";
 const folder = location.protocol === 'file:' ? decodeURIComponent(location.pathname).replace(/\/[^/]*$/, '') : 'FOLDER';
 
-function command(c) {  // what is of the onnx package lies there, and what no plug-in claims has no file
-  if (c.exporter === 'onnx' || c.verdict === 'unsupported') return '';
+function command(c) {  // what no plug-in claims has no file
+  if (c.verdict === 'unsupported') return '';
   return `attnbench repro ${quoted(folder)} ${quoted(c.arm + ':' + c.probe)}`;
 }
 

@@ -88,7 +88,7 @@ def _list(cells: Sequence[Mapping[str, Any]], verdict: str) -> str:
     if not found:
         return "<p>Nothing.</p>"
     rows = "".join(
-        f"<tr><th scope=row>{html.escape(arm)}</th><td>{html.escape(how)}</td>"
+        f"<tr><th scope=row>{html.escape(arm).replace('@', '<wbr>@')}</th><td>{html.escape(how)}</td>"
         f"<td>{html.escape(', '.join(c['probe'] for c in group))}</td><td>{html.escape(_numbers(group[0]))}</td></tr>"
         for (arm, how), group in found.items()
     )
