@@ -149,7 +149,7 @@ def advise(
     """An answer per variant.
 
     Args:
-        panels: of a run; those with kv_len on their x axis are passed over.
+        panels: of a run; of those with kv_len on their x axis only decode is answered: T is its cache after the step.
         workload: None: every measured batch size and length, once each.
         limits: for every single request.
         floor: the noise floor of the run, a fraction.
@@ -157,15 +157,20 @@ def advise(
         laws: panel number -> arm -> laws, where they were fitted already.
     """
     families: dict[tuple[Facet, str], list[Panel]] = {}
-    for panel in (p for p in panels if p.x_name == "q_len"):
+    for panel in (p for p in panels if p.x_name == "q_len" or p.records[0].variant == "decode"):
         key = (replace(panel.facet, dtype="", batch_size=0), panel.title())
         families.setdefault(key, []).append(panel)
     fitted = laws or {panel.number: arm_laws(panel, floor) for members in families.values() for panel in members}
     orders = _Orders(floor, rounds or {})
-    return [_family_advice(members, workload, limits, fitted, orders) for members in families.values()]
+    names = _family_names([members[0] for members in families.values()])
+    return [
+        _family_advice(name, members, workload, limits, fitted, orders)
+        for name, members in zip(names, families.values(), strict=True)
+    ]
 
 
 def _family_advice(
+    name: str,
     panels: Sequence[Panel],
     workload: Sequence[Requests] | None,
     limits: Limits,
@@ -181,16 +186,24 @@ def _family_advice(
         workload = [Requests(batch, x, 1.0) for batch, x in sizes]
     found = [_decide(r, by_batch, limits, orders) for r in workload]
     return Advice(
-        name=_family_name(panels[0]), decisions=tuple(found), policies=tuple(_policies(found)),
+        name=name, decisions=tuple(found), policies=tuple(_policies(found)),
         mixed_ms=_mean((d, d.chosen) for d in found),
     )  # fmt: skip
 
 
-def _family_name(panel: Panel) -> str:
-    """`block, self`; what is not usual of the problem is named too."""
-    facet = panel.facet
-    keys = f"{facet.num_kv_heads} heads for keys" if facet.num_kv_heads != facet.num_heads else ""
-    return ", ".join(word for word in (facet.part, keys, facet.form, panel.title()) if word)
+def _family_names(panels: Sequence[Panel]) -> list[str]:
+    """`block, self` for each; what is not usual of the problem is named too, and what differs between them."""
+    facets = [panel.facet for panel in panels]
+    several_heads = len({(f.num_heads, f.head_dim) for f in facets}) > 1
+    several_ways = len({(f.device, f.threads, f.latency_scope) for f in facets}) > 1
+    names = []
+    for panel in panels:
+        f = panel.facet
+        heads = f"{f.num_heads} heads of {f.head_dim}" if several_heads else ""
+        keys = f"{f.num_kv_heads} heads for keys" if f.num_kv_heads != f.num_heads else ""
+        way = f"{f.device} with {f.threads} threads, {f.latency_scope} time" if several_ways else ""
+        names.append(", ".join(word for word in (f.part, heads, keys, f.form, way, panel.title()) if word))
+    return names
 
 
 def _candidates(panel: Panel, laws: Mapping[str, ArmLaws], several: bool) -> list[_Candidate]:
@@ -216,7 +229,8 @@ def _decide(
     allowed = [c for c in candidates if not options[c.name].refused]
     if not allowed:
         known = ", ".join(map(str, sorted(by_batch)))
-        reason = "no arm is right there within the limits"
+        has_figures = any(option.latency_ms is not None for option in options.values())
+        reason = "no arm is right there within the limits" if has_figures else "no arm has figures there"
         if not candidates:
             reason = f"batch size {requests.batch_size} was not measured (measured: {known})"
         return Decision(requests=requests, chosen=None, toss_up=(), options=tuple(options.values()), reason=reason)

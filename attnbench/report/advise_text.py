@@ -8,7 +8,7 @@ from attnbench.analysis.choice import Advice, Decision, Limits
 from attnbench.analysis.laws import Estimate
 from attnbench.analysis.profiles import Partition, recommended
 from attnbench.report.sections import Section, Table
-from attnbench.report.text import fmt_bytes, fmt_count, fmt_error, fmt_list, fmt_ms, fmt_number, fmt_percent
+from attnbench.report.text import fmt_bytes, fmt_count, fmt_error, fmt_list, fmt_ms, fmt_number, fmt_percent, unique
 
 MAX_ROWS = 40  # of a table; JSON has all
 
@@ -58,9 +58,9 @@ def _summary(advice: Advice) -> list[str]:
     """The answer in a sentence or two."""
     unserved = [d for d in advice.decisions if d.chosen is None]
     said = []
-    if unserved:
-        sizes = fmt_list([_size(d) for d in unserved], 5)
-        said.append(f"{fmt_count(len(unserved), 'size')} cannot be served ({sizes}): {unserved[0].reason}.")
+    for reason in unique(d.reason for d in unserved):
+        sizes = [_size(d) for d in unserved if d.reason == reason]
+        said.append(f"{fmt_count(len(sizes), 'size')} cannot be served ({fmt_list(sizes, 5)}): {reason}.")
     if advice.policies and advice.mixed_ms is not None:
         best = advice.policies[0]
         said.append(
@@ -94,7 +94,7 @@ def _decisions_table(advice: Advice) -> Table:
         r = decision.requests
         size = [f"{r.batch_size} x {r.seq_len:,}" if several else f"{r.seq_len:,}", f"{r.number:g}"]
         if decision.chosen is None:
-            rows.append([*size, f"none: {decision.reason}", "", "", ""])
+            rows.append([*size, "none", "", "", ""])
             continue
         option = decision.option(decision.chosen)
         memory = "" if option.memory_bytes is None else fmt_bytes(option.memory_bytes.mid)

@@ -364,8 +364,8 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def _identity(r: Record) -> dict[str, Any]:
-    keys = ("case_id", "arm", "part", "variant", "mask", "dtype", "batch_size", "num_heads", "head_dim", "q_len",
-            "kv_len")  # fmt: skip
+    keys = ("case_id", "arm", "part", "variant", "mask", "dtype", "batch_size", "num_heads", "num_kv_heads",
+            "head_dim", "q_len", "kv_len")  # fmt: skip
     return {key: getattr(r, key) for key in keys}
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from attnbench.report.sections import Section, Table
 from attnbench.report.text import printable
 
-_UNBROKEN = 22  # columns this narrow are never wrapped: an arm, a figure with its interval
+_UNBROKEN = 22  # columns this narrow are not wrapped where all fit: an arm, a figure with its interval
+_FOLDED = 12  # a column that is wrapped has at least this much
 
 
 class _Page(io.StringIO):
@@ -40,19 +41,34 @@ def sections_text(sections: Sequence[Section], *, width: int, color: bool = Fals
                 console.print(Text(_clean(line, encoding), overflow="fold"))
         for table in section.tables:
             console.print(Text(_clean(table.caption, encoding), style="bold"))
-            console.print(_rich_table(table, encoding, ascii_only=console.options.ascii_only))
+            console.print(_rich_table(table, width, encoding, ascii_only=console.options.ascii_only))
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _rich_table(table: Table, encoding: str, *, ascii_only: bool) -> object:
+def _unbroken(table: Table, width: int) -> set[int]:
+    """The columns that are not wrapped: narrow ones, but for the widest of them where the table would be cut."""
+    columns = range(len(table.head))
+    widths = [max(len(table.head[i]), *(len(row[i]) for row in table.rows), 0) for i in columns]
+    found = [i for i in sorted(columns, key=lambda i: widths[i]) if widths[i] <= _UNBROKEN]
+    borders = 3 * len(widths)
+
+    def least() -> int:
+        return sum(widths[i] if i in found else min(widths[i], _FOLDED) for i in columns) + borders
+
+    while found and least() > width:
+        found.pop()
+    return set(found)
+
+
+def _rich_table(table: Table, width: int, encoding: str, *, ascii_only: bool) -> object:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     drawn = RichTable(box=box.ASCII if ascii_only else box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    unbroken = _unbroken(table, width)
     for i, name in enumerate(table.head):
-        widest = max((len(row[i]) for row in table.rows), default=0)
-        drawn.add_column(Text(_clean(name, encoding)), overflow="fold", no_wrap=widest <= _UNBROKEN)
+        drawn.add_column(Text(_clean(name, encoding)), overflow="fold", no_wrap=i in unbroken)
     for row in table.rows:
         drawn.add_row(*(Text(_clean(cell, encoding), overflow="fold") for cell in row))
     return drawn

@@ -46,7 +46,7 @@ def make_record(problem: Problem, arm: str, /, **changes: Any) -> Record:
     fields: dict[str, Any] = {
         "run_id": "20261129-120000-abcd", "started_at_utc": "2026-11-29T12:00:00Z",
         "case_id": digest([problem.problem_id, arm]), "problem_id": problem.problem_id, "arm": arm,
-        **problem.as_dict(), "embed_dim": problem.embed_dim, "exporter": exporter, "runtime": runtime,
+        **_sizes(problem), "embed_dim": problem.embed_dim, "exporter": exporter, "runtime": runtime,
         "opset": None if exporter == "torch" else {"onnx-attention": 23}.get(exporter, 20), "runtime_version": "2.13.0",
         "device": "cpu", "device_name": "AMD EPYC 9R45", "threads": 1, "compute_precision": problem.dtype,
         "attention_kernel": "flash" if runtime == "torch-sdpa" else "unknown" if runtime == "openvino" else "unfused",
@@ -96,6 +96,13 @@ def mark_fastest(records: Iterable[Record]) -> list[Record]:
             r.ratio_to_fastest = r.latency_ms_median / best[r.problem_id]
             r.fastest = r.ratio_to_fastest < 1.01
     return records
+
+
+def _sizes(problem: Problem) -> dict[str, Any]:
+    """As a record has them: a scale that was given is the scale."""
+    fields = problem.as_dict()
+    given = fields.pop("given_scale", None)
+    return fields if given is None else {**fields, "scale": given}
 
 
 def make_problems(

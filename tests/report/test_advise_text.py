@@ -43,7 +43,20 @@ def test_what_cannot_be_served_is_said_with_the_reason() -> None:
     found = section(None, Limits(memory_bytes=8_000_000))
     assert "cannot be served" in found.lines[0]
     assert "memory at most 7.63 MiB" in found.intro
-    assert any(row[2].startswith("none: no arm is right there") for row in found.tables[0].rows)
+    assert found.lines[0].endswith("no arm is right there within the limits.")
+    assert any(row[2] == "none" for row in found.tables[0].rows)
+
+
+def test_a_wide_table_is_wrapped_and_no_figure_is_cut() -> None:
+    row = ["128", "10", "contrib@ort-cpu", "0.0180 (0.0180-0.0352)", "4.00 KiB", "torch-sdpa and 5 more"]
+    head = ("T", "count", "arm", "ms", "memory", "toss-up with")
+    for width in (80, 110):
+        text = sections_text(
+            [Section(id="a", title="t", tables=[Table(caption="c", head=head, rows=[row])])], width=width
+        )
+        words = text.split()
+        assert max(map(len, text.splitlines())) <= width
+        assert all(word in words for cell in row for word in cell.split()), text
 
 
 def test_profiles_are_listed_with_their_padding_and_a_recommendation() -> None:
