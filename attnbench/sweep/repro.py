@@ -17,7 +17,7 @@ from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
 from attnbench.problem import Problem
-from attnbench.reference import reference_output, sample_rows
+from attnbench.reference import reference_new_cache, reference_output, sample_rows
 from attnbench.sweep import repro_run
 from attnbench.sweep.oracle import judged_rows
 from attnbench.sweep.repro_text import readme
@@ -170,7 +170,9 @@ def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
         _require_same(case, {"inputs": inputs, "weights": needed})
     rows = _rows(what.problem) if what.rows is None else np.array(what.rows)
     expected = reference_output(what.problem, inputs, weights, rows=rows)
-    yield "expected.npz", as_npz({"y": expected, "rows": rows})
+    is_decode = what.problem.variant == "decode"
+    cache = reference_new_cache(what.problem, inputs, weights) if is_decode else {}
+    yield "expected.npz", as_npz({"y": expected, "rows": rows, **cache})
     if what.model is not None:
         yield "model.onnx", what.model
         for data in _external(what.model):
@@ -180,6 +182,7 @@ def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
 def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) -> dict[str, Any]:
     """What run.py reads."""
     p, mask = what.problem, what.problem.masking
+    cache_limit = numerics.tolerances()["block", p.dtype, "normal"].ceiling
     factor = 2.0 if what.input_class == "peaked" else 1.0
     specs = {
         name: {"shape": list(shape), "kind": kind, "draw": "normal", "std": 1.0 if name in ("v", "mask") else factor}
@@ -196,7 +199,10 @@ def _case(what: Reproduction, *, is_stored: bool, weights: Mapping[str, Array]) 
         "num_kv_heads": p.num_kv_heads, "seed": what.seed,
         "attention": "eager" if what.runtime == "torch-eager" else "sdpa", "compiled": what.runtime == "torch-compile",
         "stored": is_stored, "inputs": specs, "weights": {name: _weight(array, p) for name, array in weights.items()},
-        "outputs": {name: {"shape": list(shape), "kind": p.dtype} for name, shape in p.output_shapes().items()},
+        "outputs": {
+            name: {"shape": list(shape), "kind": p.dtype, "limit": cache_limit}
+            for name, shape in p.output_shapes().items()
+        },
         "recorded_error": what.error, "limit": what.limit, "gain_limit": what.gain_limit,
     }  # fmt: skip
 

@@ -263,21 +263,43 @@ def misfit(case: dict[str, Any], name: str, array: Any) -> str:
     return f"WRONG: {name} is {array.dtype} of shape {array.shape}, it should be {kind} of shape {shape}"
 
 
-def report(case: dict[str, Any], y: Any) -> tuple[str, bool]:
+def cache_faults(case: dict[str, Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> list[str]:
+    """What is wrong with the cache of a decode step: old tokens must be there bit for bit, new ones within a limit."""
+    found = []
+    for name in [name for name in outputs if name.startswith("present_")]:
+        array, past = outputs[name], inputs[name.replace("present", "past")]
+        wrong = misfit(case, name, array)
+        if not wrong:
+            old, new = np.split(array, [past.shape[2]], axis=2)
+            with np.load(HERE / "expected.npz", allow_pickle=False) as stored:
+                error = compare(as_float64(new, case["dtype"]), stored[name])["worst_row"]
+            changed, limit = int((old != past).sum()), case["outputs"][name]["limit"]
+            if changed or not error <= limit:
+                wrong = f"WRONG: {name}: {changed} of {past.size} values of old tokens are others; "
+                wrong += f"new ones are off by {error:.3g}, allowed {limit:.3g}"
+        found += [wrong] if wrong else []
+    return found
+
+
+def report(case: dict[str, Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> tuple[str, bool]:
     """What is found, in words, and whether it is right."""
+    y = outputs["y"]
     wrong = misfit(case, "y", y)
     if wrong:
         return wrong + "\n", False
     with np.load(HERE / "expected.npz", allow_pickle=False) as stored:
         expected, rows = stored["y"], stored["rows"]
     e = compare(as_float64(y[..., rows, :], case["dtype"]), expected)
-    is_right = e["worst_row"] <= case["limit"] and (case["gain_limit"] is None or e["gain"] <= case["gain_limit"])
+    faults = cache_faults(case, inputs, outputs)
+    is_near = e["worst_row"] <= case["limit"] and (case["gain_limit"] is None or e["gain"] <= case["gain_limit"])
+    is_right = is_near and not faults
     recorded = "not measured" if case["recorded_error"] is None else f"{case['recorded_error']:.3g}"
     gain = "" if case["gain_limit"] is None else f", allowed {case['gain_limit']:.3g}"
     lines = [
         f"worst row error {e['worst_row']:.3g}, allowed {case['limit']:.3g} (row {e['row']} of {e['rows']:,})",
         f"in the run it was {recorded}",
         f"scale error {e['gain']:.3g}{gain}; largest difference {e['max_abs']:.3g}; NaN in the output: {e['nan']}",
+        *faults,
         "right" if is_right else "WRONG",
     ]
     return "".join(line + "\n" for line in lines), is_right
@@ -326,7 +348,7 @@ def main(arguments: list[str]) -> int:
     sys.stdout.write(f"{case['arm']}: {case['label']}\n")
     sys.stdout.flush()  # a runtime that crashes takes no word with it
     outputs = RUNNERS[case["runtime"]](case, inputs, read_arrays(case, "weights"))
-    text, is_right = report(case, outputs["y"]) if case["part"] else report_outputs(case, outputs)
+    text, is_right = report(case, inputs, outputs) if case["part"] else report_outputs(case, outputs)
     sys.stdout.write(text)
     return 0 if is_right else 1
 

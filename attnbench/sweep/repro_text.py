@@ -24,9 +24,10 @@ def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
 def _judged(case: Mapping[str, Any]) -> str:
     if case["part"] is None:
         return "the largest error of every output against `expected.npz`, which holds what the onnx package expects"
+    cache = ", and what is wrong with the cache" if case["variant"] == "decode" else ""
     return (
         "the error of the worst row of `y` against `expected.npz`, which is attention computed in float64 from "
-        "the inputs as they are rounded"
+        f"the inputs as they are rounded{cache}"
     )
 
 

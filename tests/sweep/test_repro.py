@@ -149,9 +149,36 @@ def test_a_wrong_model_shows_its_mismatch(tmp_path):
 
 def test_an_output_of_another_shape_is_wrong():
     case = {"outputs": {"y": {"shape": [1, 2, 3], "kind": "fp32"}}}
-    text, is_right = repro_run.report(case, np.zeros((1, 2, 4), np.float32))
+    text, is_right = repro_run.report(case, {}, {"y": np.zeros((1, 2, 4), np.float32)})
     assert not is_right
     assert "(1, 2, 4)" in text
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (np.s_[:, :, 0, 0], "present_key: 2 of 112 values of old tokens are others; new ones are off by "),
+        (np.s_[:, :, -1, :], "present_key: 0 of 112 values of old tokens are others; new ones are off by "),
+    ],
+)
+def test_the_cache_of_a_decode_step_is_judged(tmp_path, monkeypatch, where, words):
+    problem = Problem.make(variant="decode", seq_len=9, q_len=2, num_heads=2, head_dim=8)
+    model = exported(problem, tmp_path)
+    folder = unpacked(reproduction(problem, runtime="ort-cpu", model=model), tmp_path)
+    done = run_alone(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "and what is wrong with the cache" in (folder / "README.md").read_text()
+    monkeypatch.setattr(repro_run, "HERE", folder)
+    case = repro_run.read_case()
+    inputs, expected = repro_run.read_arrays(case, "inputs"), np.load(folder / "expected.npz")
+    new = expected["present_key"].astype(np.float32)
+    outputs = {"y": expected["y"].astype(np.float32), "present_key": np.concatenate([inputs["past_key"], new], 2)}
+    assert repro_run.report(case, inputs, outputs)[1]
+    outputs["present_key"][where] += 1.0
+    text, is_right = repro_run.report(case, inputs, outputs)
+    assert not is_right
+    assert text.endswith("WRONG\n")
+    assert words in text
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
