@@ -1,10 +1,11 @@
 """What a run will do and take, predicted before anything runs. Predictions plan; they are never results."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from attnbench.inputs import stress_classes
+from attnbench.inputs import stress_classes, weight_shapes
 from attnbench.measure import roofline, timing
 from attnbench.problem import DTYPE_BYTES, Problem
 from attnbench.sweep import rounds
@@ -21,6 +22,8 @@ OTHER_SCORE_MATRICES = 4.2
 WORKER_S = 0.1  # fork, load, bind
 STRESS_S = 0.15  # reference of one class of hard inputs at T <= 256, and a call of every arm
 EXPORT_S = 1.2
+# WORKER_S and EXPORT_S are of blocks with up to 4 MB of weights. 168 MB take 3.5 s more to write, 0.7 s to draw.
+SMALL_GB, EXPORT_S_PER_GB, LOAD_S_PER_GB = 0.0042, 25.0, 4.0
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
 CAUTION = 1.25  # only what even a prediction that much too low leaves over is spent on more than the least rounds
@@ -104,7 +107,7 @@ def make_plan(
 ) -> Plan:
     """Predict time and memory of every problem group."""
     groups = tuple(plan_group(sweep, p, arms, threads) for p in problems)
-    files = {(a.exporter, a.opset, p.static_key()) for a in arms if a.exporter != TORCH for p in problems}
+    files = {(a.exporter, a.opset, p.static_key()): p for a in arms if a.exporter != TORCH for p in problems}
     memory = max((_memory_bytes(p, arms) for p in problems), default=0)
     notices = []
     if available_bytes is not None and memory > available_bytes:
@@ -117,7 +120,7 @@ def make_plan(
         threads=threads,
         arms=tuple(a.label for a in arms),
         groups=groups,
-        export_s=EXPORT_S * len(files),
+        export_s=sum(EXPORT_S + EXPORT_S_PER_GB * _weights_gb(p) for p in files.values()),
         peak_memory_bytes=memory,
         available_bytes=available_bytes,
         notices=tuple(notices),
@@ -152,8 +155,9 @@ def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
     at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
-    checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + WORKER_S for c in calls) / at_once
-    memory = sum(3.5 * c + WORKER_S for c in calls[: len(arms)])
+    worker_s = WORKER_S + LOAD_S_PER_GB * _weights_gb(problem)
+    checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + worker_s for c in calls) / at_once
+    memory = sum(3.5 * c + worker_s for c in calls[: len(arms)])
     reference = 0.1 + 2 / at_once * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
     stress = len(stress_classes(problem)) * (WORKER_S + STRESS_S) / at_once if sweep.stress else 0.0
     wanted = rounds.rounds_wanted(round_s)
@@ -164,6 +168,12 @@ def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int
         min_timing_s=round_s * rounds.least_rounds(round_s),
         full_timing_s=round_s * wanted,
     )
+
+
+def _weights_gb(problem: Problem) -> float:
+    """Of weights, beyond what every block has."""
+    numbers = sum(math.prod(shape) for shape in weight_shapes(problem).values())
+    return max(0.0, numbers * DTYPE_BYTES[problem.dtype] / 1e9 - SMALL_GB)
 
 
 def _memory_bytes(problem: Problem, arms: Sequence[Arm]) -> int:

@@ -49,6 +49,14 @@ def test_a_machine_half_as_fast_gets_the_least_rounds_of_the_long_groups_reserve
     assert elapsed_s + REPORT_S <= 320.0
 
 
+def test_wide_blocks_are_planned_with_the_time_their_weights_take() -> None:
+    """2 x 4096^2 + 2 x 4096 x 1024 numbers of 4 bytes; the 4 x 512^2 of the default are no more than usual."""
+    small, wide = (plan_of(seq_lens=(64,), variants=("self",), **size) for size in ({}, {"preset": "llama3-8b"}))
+    more_gb = (2 * 4096**2 + 2 * 4096 * 1024) * 4 / 1e9 - 0.0042
+    assert wide.export_s - small.export_s == pytest.approx(25.0 * more_gb)
+    assert wide.groups[0].overhead_s > small.groups[0].overhead_s + 4 * more_gb
+
+
 def test_the_time_that_is_left_is_never_longer_than_the_budget() -> None:
     plan = plan_of(time_budget_s=30.0)
     assert plan.total_s > 60.0
