@@ -328,7 +328,11 @@ def report_outputs(case: dict[str, Any], outputs: dict[str, Any]) -> tuple[str, 
                 error = largest_error(found, due)
                 is_near = error <= spec["limit"]
                 wrong = "" if is_near else "WRONG: "
-                wrong += f"{name} is off by {error:.3g} of the largest expected value, allowed {spec['limit']:.3g}"
+                if math.isfinite(error):
+                    wrong += f"{name} is off by {error:.3g} of the largest expected value, allowed {spec['limit']:.3g}"
+                else:
+                    has, wants = (f"{np.isinf(a).sum()} infinities and {np.isnan(a).sum()} NaN" for a in (found, due))
+                    wrong += f"{name} has {has} among {found.size} numbers, {wants} are expected, each in its place"
                 is_right = is_right and is_near
             else:
                 is_right = False

@@ -59,6 +59,12 @@ def test_every_type_of_the_package_is_taken(tmp_path: Path, runtime: str) -> Non
     assert "bfloat16 is kept as its 16 bits" in readme
 
 
+def test_infinity_elsewhere_is_counted(tmp_path: Path) -> None:
+    arrays = {"a": np.float32([[1.0, -3e38, np.inf]])}
+    said = said_of(tmp_path, arrays, {"x": np.float32([[1.0, -np.inf, np.inf]])}, "ort-cpu")
+    assert "WRONG: x has 1 infinities and 0 NaN among 3 numbers, 2 infinities and 0 NaN are expected" in said
+
+
 @pytest.mark.parametrize(
     ("found", "error"),
     [([1.0, -np.inf], 0.0), ([1.0, -3e38], np.inf), ([np.nan, -np.inf], np.nan), ([1.5, -np.inf], 0.5)],
