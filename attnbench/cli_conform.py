@@ -1,5 +1,6 @@
 """`attnbench conform`: what attention means in every exporter, opset and runtime at hand."""
 
+import contextlib
 import json
 from datetime import datetime
 from pathlib import Path
@@ -40,7 +41,12 @@ def conform(
     from attnbench.report import conform_page, conform_text, tables
     from attnbench.sweep.conform_run import conform as run
 
-    matrix = run(**chosen, opsets=wanted, say=(lambda text: None) if quiet else note)
+    try:
+        matrix = run(**chosen, opsets=wanted, say=(lambda text: None) if quiet else note)
+    except InputError:
+        with contextlib.suppress(OSError):  # nothing ran: leave no empty folder behind
+            folder.rmdir()
+        raise
     found = matrix.as_dict()
     files = {
         "conform.csv": conform_text.matrix_csv(found["cells"]),

@@ -17,7 +17,7 @@ _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
 _SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--q-lens": "1,4", "--batch-sizes": "1,8",
-               "--num-heads": "8", "--head-dims": "64", "--opset": "23",
+               "--num-heads": "8", "--head-dims": "64", "--opset": "23", "--opsets": "20,23",
                "--num-kv-heads": "2", "--v-head-dims": "64"}  # fmt: skip
 
 

@@ -76,6 +76,14 @@ def test_bad_input_is_one_sentence(arguments: list[str], words: str, capsys: pyt
     assert words in capsys.readouterr().err
 
 
+def test_opsets_of_nobody_leave_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "matrix"
+    asked = ["--exporters", "onnx-attention", "--runtimes", "torch-sdpa", "--opsets", "12"]
+    assert main(["conform", *asked, "-o", os.fspath(out)]) == 2
+    assert "--opsets 12 is of no exporter of the selection: onnx-attention writes 23, 24" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("x")
     assert main(["conform", "-o", os.fspath(tmp_path)]) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, InputError
 from attnbench.interfaces import Probe as Available
 from attnbench.measure import environment
 from attnbench.probes import all_probes
@@ -69,6 +69,7 @@ def conform(
         say: told what goes on.
 
     Raises:
+        InputError: no exporter writes any of the opsets.
         AttnbenchError: the workers cannot be started, or the temporary folder is full.
     """
     start = time.monotonic()
@@ -76,6 +77,7 @@ def conform(
     if runtimes is None:
         probed = {name: probe for name, probe in probed.items() if _is_usual(name, probe)}
     writers = plugins.probe_all("exporter", exporters)
+    check_opsets(writers, opsets)
     arms = make_arms(writers, probed, opsets)
     env, _ = environment.scrubbed_environment(1)
     with scratch_folder() as folder, ForkServers(env) as servers:
@@ -114,6 +116,19 @@ def scratch_folder() -> Iterator[Path]:
 
 def _is_usual(name: str, probe: Available) -> bool:
     return name != "null" and (not probe.traits.get("opt_in") or bool(probe.traits.get("checks_only")))
+
+
+def check_opsets(writers: Mapping[str, Available], opsets: Sequence[int] | str) -> None:
+    """At least one exporter writes one of the opsets that were asked, or does not tell which it writes.
+
+    Raises:
+        InputError: none does.
+    """
+    offered = {name: sorted(writer.traits.get("opsets", ())) for name, writer in writers.items()}
+    if isinstance(opsets, str) or not offered or any(not has or set(has) & set(opsets) for has in offered.values()):
+        return
+    told = "; ".join(f"{name} writes {', '.join(map(str, has))}" for name, has in offered.items())
+    raise InputError(f"--opsets {','.join(map(str, opsets))} is of no exporter of the selection: {told}")
 
 
 def unwritten_opsets(writers: Mapping[str, Available], opsets: Sequence[int] | str) -> list[str]:

@@ -73,8 +73,8 @@ def _check_masks(sweep: "Sweep") -> None:
     for variant, found in fitting.items():
         if not found:
             raise InputError(
-                f"variant {variant} has none of the masks {', '.join(sweep.masks)}: {rule}; add one for it or leave "
-                "it out"
+                f"variant {variant} has none of the masks {', '.join(sweep.masks)}: {rule}; add such a mask "
+                f"or leave variant {variant} out"
             )
 
 

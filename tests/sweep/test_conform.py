@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.errors import AttnbenchError
+from attnbench.errors import AttnbenchError, InputError
 from attnbench.interfaces import Probe as Available
 from attnbench.probes import all_probes
 from attnbench.sweep import conform as conforming
@@ -269,6 +269,21 @@ def test_an_opset_that_an_exporter_does_not_write_is_told() -> None:
     assert conform_run.unwritten_opsets(writers, [20, 99]) == ["a does not write opset 99; it writes 20, 23",
                                                                "b does not write opset 20; it writes 99"]  # fmt: skip
     assert conform_run.unwritten_opsets(writers, "all") == []
+
+
+def test_opsets_that_nobody_writes_are_refused_before_anything_runs() -> None:
+    writers = {
+        "a": Available(available=True, traits={"opsets": (23, 20)}),
+        "b": Available(available=True, traits={"opsets": (17,)}),
+    }
+    with pytest.raises(
+        InputError, match="--opsets 12,99 is of no exporter of the selection: a writes 20, 23; b writes"
+    ):
+        conform_run.check_opsets(writers, [12, 99])
+    for asked in ([12, 20], "all", "first"):
+        conform_run.check_opsets(writers, asked)
+    conform_run.check_opsets({**writers, "mute": Available(available=False)}, [12])
+    conform_run.check_opsets({}, [12])
 
 
 def run_bench(path: Path, *names: str, **fields: Any) -> dict[str, tuple[str, str]]:
