@@ -142,7 +142,7 @@ class FakeBench:
     def server(self, kind: str, name: str) -> None:
         return None
 
-    def settings(self) -> dict[str, object]:
+    def settings(self, arm: object) -> dict[str, object]:
         return {}
 
     @contextmanager
