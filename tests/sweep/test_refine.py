@@ -58,8 +58,11 @@ def make_campaign(path: Path, *, started_s: float | None = None, **fields: Any) 
     manifest: dict[str, Any] = {
         "schema_version": 1, "spent": {}, "visits": 0, "contended_visits": 0, "refined": [], "frontier": [],
     }  # fmt: skip
+    bench = SimpleNamespace(
+        sweep=sweep, arms=ARMS, run_dir=run_dir, export_all=lambda problems, go_on: list(problems)
+    )  # fmt: skip
     return Campaign(
-        bench=SimpleNamespace(sweep=sweep, arms=ARMS, run_dir=run_dir, export_all=lambda problems, go_on: list(problems)),  # type: ignore[arg-type]
+        bench=bench,  # type: ignore[arg-type]
         plan=make_plan(sweep, problems, ARMS, 1, None), problems=problems, refined=[], manifest=manifest,
         progress=Silent(), started_s=campaigns.time.monotonic() if started_s is None else started_s,
     )  # fmt: skip
