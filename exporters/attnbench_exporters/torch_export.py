@@ -11,6 +11,7 @@ from typing import Any
 from attnbench.errors import ExportError, OpsetError, UnsupportedError
 from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, Support
+from attnbench.masks import NO_MASK, parse_mask
 from attnbench.problem import Problem
 
 PACKAGES = ("onnxscript", "onnx", "torch")
@@ -57,7 +58,7 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
     Args:
         problem: gives part, variant, head sizes and dtype; batch and lengths become symbols.
         opset: asked of torch, which may answer with another one.
-        attention: `eager` or `sdpa`.
+        attention: `eager`, `sdpa`, or `sdpa_without_rule`: what positions allow is left to the exporter.
         seed: of the weights.
 
     Raises:
@@ -65,13 +66,13 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
     """
     import torch
 
-    from attnbench.torch_model import build_module, to_torch
+    from attnbench.torch_model import to_torch
 
     example = example_problem(problem)
     with tracing(), _LAST.kept((example, attention, seed)):
         module, args = _LAST.program, ()
         if module is None:
-            module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
+            module = _module(problem, attention, seed)
             args = tuple(to_torch(array).contiguous() for array in make_inputs(example).values())
         try:
             program = torch.onnx.export(
@@ -82,6 +83,16 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
             first = str(err).strip().splitlines()[0]
             raise ExportError(f"torch.onnx cannot export {problem.label()} at opset {opset}: {first}") from err
     return program.model_proto
+
+
+def _module(problem: Problem, attention: str, seed: int) -> Any:
+    from attnbench.torch_model import AttentionCore, build_module
+
+    module = build_module(problem, seed=seed, attention="eager" if attention == "eager" else "sdpa")
+    for part in module.modules():
+        if attention == "sdpa_without_rule" and isinstance(part, AttentionCore):
+            part.rule = parse_mask(problem.masking.tensor or NO_MASK)
+    return module
 
 
 class _LastTrace:
