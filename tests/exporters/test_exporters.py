@@ -224,7 +224,7 @@ def test_an_equal_request_gives_equal_bytes_in_another_process(exported: Exporte
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("exporter", [OnnxDecomposed(), OnnxAttention(), OnnxContrib()], ids=NAMES)
+@pytest.mark.parametrize("exporter", [OnnxDecomposed(), OnnxAttention(), OnnxContrib(), OnnxBlocked()], ids=NAMES)
 def test_the_exporter_keeps_the_contract(exporter: Exporter) -> None:
     problems = [small("block", "cross"), small("core", "causal")]
     conformance.check_exporter(exporter, problems)
