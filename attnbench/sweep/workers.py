@@ -21,7 +21,10 @@ import psutil
 from attnbench.errors import (
     AttnbenchError,
     ExportError,
+    FrozenDimError,
+    InputError,
     NotRunError,
+    OpsetError,
     ReadBackError,
     UnavailableError,
     UnsupportedError,
@@ -344,7 +347,17 @@ class ForkServers:
 
 _EXCEPTIONS: dict[str, type[AttnbenchError]] = {
     c.__name__: c
-    for c in (UnsupportedError, UnavailableError, ReadBackError, NotRunError, ExportError, WorkerOutOfMemory)
+    for c in (
+        UnsupportedError,
+        UnavailableError,
+        ReadBackError,
+        NotRunError,
+        WorkerOutOfMemory,
+        InputError,
+        ExportError,
+        FrozenDimError,
+        OpsetError,
+    )  # fmt: skip
 }
 
 

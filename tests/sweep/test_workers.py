@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnbench.errors import WorkerError
+from attnbench.errors import InputError, WorkerError
 from attnbench.measure import environment
 from attnbench.sweep.bench import ALWAYS_PRELOADED
 from attnbench.sweep.workers import ForkServer, ForkServers, Worker
@@ -40,3 +40,15 @@ def test_a_dead_forkserver_is_a_worker_error_and_the_next_one_is_new(servers: Fo
         Worker(server)
     with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
         assert worker.ask("ping", timeout_s=30.0) == {}
+
+
+def test_a_task_of_a_layer_above_is_named_by_its_module(servers: ForkServers) -> None:
+    with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
+        assert "machine" in worker.ask("attnbench.measure.environment:describe", timeout_s=30.0)
+        with pytest.raises(WorkerError, match="ModuleNotFoundError: No module named 'attnbench.nowhere'"):
+            worker.ask("attnbench.nowhere:task", timeout_s=30.0)
+
+
+def test_bad_input_that_a_worker_finds_is_bad_input_to_the_user(servers: ForkServers) -> None:
+    with Worker(servers.get(ALWAYS_PRELOADED)) as worker, pytest.raises(InputError, match="no target 'abacus'"):
+        worker.ask("attnbench.deploy.targets:find_target", timeout_s=30.0, name="abacus")
