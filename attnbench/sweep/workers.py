@@ -357,7 +357,7 @@ _EXCEPTIONS: dict[str, type[AttnbenchError]] = {
         ExportError,
         FrozenDimError,
         OpsetError,
-    )  # fmt: skip
+    )
 }
 
 

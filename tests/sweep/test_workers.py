@@ -45,7 +45,7 @@ def test_a_dead_forkserver_is_a_worker_error_and_the_next_one_is_new(servers: Fo
 def test_a_task_of_a_layer_above_is_named_by_its_module(servers: ForkServers) -> None:
     with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
         assert "machine" in worker.ask("attnbench.measure.environment:describe", timeout_s=30.0)
-        with pytest.raises(WorkerError, match="ModuleNotFoundError: No module named 'attnbench.nowhere'"):
+        with pytest.raises(WorkerError, match=r"ModuleNotFoundError: No module named 'attnbench.nowhere'"):
             worker.ask("attnbench.nowhere:task", timeout_s=30.0)
 
 
