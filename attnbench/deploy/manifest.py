@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from attnbench.deploy.verify_bundle import digest
 from attnbench.errors import InputError
 from attnbench.files import write_bytes
 
@@ -65,7 +66,8 @@ class Golden(_Part):
     file: FileName  # golden/NAME.npz: in_INPUT of every input, out_OUTPUT in float64
     sizes: dict[str, int]  # of every free dim
     errors: dict[str, float] = Field(default_factory=dict)  # worst row by output, relative; empty: nothing ran here
-    limits: dict[str, float]  # by output
+    limits: dict[str, float]  # by output, of the worst row
+    gain_limits: dict[str, float] = Field(default_factory=dict)  # by output, of the scale; those that are judged so
     reason: str  # of the limits
     reference: str  # what the expected output comes from
 
@@ -85,10 +87,11 @@ class Bundle(_Part):
     attnbench_version: str
     created_at_utc: str
     target: str
-    runtime: dict[str, Any]  # name, distribution, version, settings that verify.py gives it
+    runtime: dict[str, Any]  # name, distribution, module, version, settings that verify.py gives it
     model: FileName  # what the target loads
     problem: dict[str, Any] | None  # of the built-in attention; None: a module of the user
     module: str | None = None  # package.module:Class
+    seed: int | None = None  # of the built-in attention's weights
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     ranges: dict[str, tuple[int, int]]  # of every free dim: the least and the largest size that was proved
@@ -99,15 +102,17 @@ class Bundle(_Part):
     golden: tuple[Golden, ...]
     checks: tuple[Check, ...]
     conformance: tuple[dict[str, Any], ...] = ()  # probe, verdict and how, of the masks' meaning
+    digest: str = ""  # of all this but `files`; write_manifest fills it in
 
 
 def write_manifest(folder: Path, bundle: Bundle) -> None:
-    """Write bundle.json, last of all files.
+    """Write bundle.json, last of all files, with its digest.
 
     Raises:
         OSError: it cannot be written.
     """
-    text = json.dumps(bundle.model_dump(mode="json"), indent=1, ensure_ascii=False)
+    fields = bundle.model_dump(mode="json")
+    text = json.dumps(fields | {"digest": digest(fields)}, indent=1, ensure_ascii=False)
     write_bytes(folder / MANIFEST, f"{text}\n".encode())
 
 

@@ -1,0 +1,178 @@
+"""How verify.py loads a model: one function for every runtime, from inputs to outputs."""
+
+import importlib
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RIGHT, USAGE, DRIFTED, CHANGED, CANNOT_LOAD = 0, 2, 3, 4, 5
+RAW = {  # how an array is held here
+    "fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "bool": np.bool_, "int32": np.int32, "int64": np.int64,
+}  # fmt: skip
+ONNX_TYPE = {"fp32": 1, "int32": 6, "int64": 7, "bool": 9, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
+Arrays = dict[str, Any]
+Run = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Arrays]  # inputs, shapes of outputs -> outputs
+
+
+class Fault(Exception):
+    """Why this bundle is not right, with the exit code that says so."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def read_case(folder: Path, case: Mapping[str, Any]) -> tuple[Arrays, dict[str, tuple[int, ...]], Arrays]:
+    """Inputs, shapes of the outputs, and the outputs in float64."""
+    with np.load(folder / case["file"], allow_pickle=False) as stored:
+        inputs = {name[3:]: stored[name] for name in stored.files if name.startswith("in_")}
+        expected = {name[4:]: stored[name] for name in stored.files if name.startswith("out_")}
+    return inputs, {name: array.shape for name, array in expected.items()}, expected
+
+
+def load(folder: Path, bundle: Mapping[str, Any], options: Mapping[str, str]) -> Run:
+    """The model, loaded by the runtime that it is for.
+
+    Args:
+        folder: of the bundle.
+        bundle: what bundle.json says.
+        options: settings of the runtime, before those of bundle.json.
+
+    Raises:
+        Fault: the runtime is not there, or does not load it, with its own words.
+    """
+    runtime = bundle["runtime"]
+    name, made_with = runtime["distribution"], f"{runtime['distribution']} {runtime['version']}".strip()
+    loader = LOADERS.get(runtime["module"])
+    if loader is None:
+        raise Fault(CANNOT_LOAD, f"this script has no way to run {name}; it has {', '.join(LOADERS)}")
+    try:
+        module = importlib.import_module(runtime["module"])
+    except (ImportError, OSError) as err:
+        raise Fault(
+            CANNOT_LOAD, f"{name} cannot be imported ({err}); pip install {made_with.replace(' ', '==')}"
+        ) from err
+    here = f"{name} {getattr(module, '__version__', 'of an unknown version')} on {platform.machine()}"
+    machine = bundle.get("environment", {}).get("machine", {}).get("architecture", "an unknown machine")
+    try:
+        return loader(folder, bundle, {**runtime["settings"], **options})
+    except failures() as err:
+        words = " ".join(str(err).split())[:400] or type(err).__name__
+        text = f"{here} cannot load {bundle['model']}: {words}; the bundle was made with {made_with} on {machine}"
+        raise Fault(CANNOT_LOAD, text) from err
+
+
+def failures() -> tuple[type[BaseException], ...]:
+    """What a runtime raises when it cannot do what it should."""
+    usual = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, OSError, ImportError, MemoryError)
+    states = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
+    own = (e for e in vars(states).values() if isinstance(e, type) and issubclass(e, Exception)) if states else ()
+    return (*usual, *own)
+
+
+def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """ONNX Runtime; settings but `providers`, `threads` and `memory_pattern` are entries of its session."""
+    import onnxruntime as ort
+
+    providers = settings.pop("providers")
+    providers = providers.split(",") if isinstance(providers, str) else providers
+    there = ort.get_available_providers()
+    for provider in providers:
+        if provider not in there:
+            raise Fault(CANNOT_LOAD, f"onnxruntime {ort.__version__} here has no {provider}; it has {', '.join(there)}")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = int(settings.pop("threads", 1))
+    options.enable_mem_pattern = str(settings.pop("memory_pattern", False)) == "True"
+    for key, value in settings.items():
+        options.add_session_config_entry(key, str(value))
+    session = ort.InferenceSession(str(folder / bundle["model"]), options, providers=providers)
+    found = session.get_providers()
+    if found[: len(providers)] != providers:
+        raise Fault(CANNOT_LOAD, f"{', '.join(providers)} was asked, onnxruntime runs on {', '.join(found)}")
+    kinds = kinds_of(bundle)
+
+    def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type
+        io = session.io_binding()
+        for name, array in inputs.items():
+            io.bind_ortvalue_input(name, value(array, ONNX_TYPE[kinds[name]]))
+        bits = {n: np.zeros(shape, np.uint16) for n, shape in shapes.items() if kinds[n] == "bf16"}  # numpy has none
+        for name in shapes:
+            if name in bits:
+                io.bind_ortvalue_output(name, value(bits[name], ONNX_TYPE["bf16"]))
+            else:
+                io.bind_output(name, "cpu")
+        session.run_with_iobinding(io)
+        return {n: bits[n] if n in bits else out.numpy() for n, out in zip(shapes, io.get_outputs(), strict=True)}
+
+    return run
+
+
+def load_openvino(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """OpenVINO; every setting is one of its properties and is read back."""
+    import openvino as ov
+
+    core, path = ov.Core(), folder / bundle["model"]
+    model = core.read_model(str(path), str(path.with_suffix(".bin")))
+    compiled = core.compile_model(model, settings.pop("device", "CPU"), settings)
+    for key, asked in settings.items():
+        found = compiled.get_property(key)
+        found = found.get_type_name() if hasattr(found, "get_type_name") else found
+        if str(found).lower() != str(asked).lower():
+            raise Fault(CANNOT_LOAD, f"{key} {asked} was asked, openvino has {found}")
+    request, kinds = compiled.create_infer_request(), kinds_of(bundle)
+
+    def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        for name, array in inputs.items():
+            is_bf16 = kinds[name] == "bf16"
+            tensor = ov.Tensor(array, list(array.shape), ov.Type.bf16) if is_bf16 else ov.Tensor(array)
+            request.set_tensor(name, tensor)
+        request.infer()
+        found = {name: request.get_tensor(name).data.copy() for name in shapes}
+        return {n: a.view(np.uint16) if kinds[n] == "bf16" and a.itemsize == 2 else a for n, a in found.items()}
+
+    # OpenVINO 2026.4 compiles softmax for what it sees first: after one key alone, longer rows come out wrong.
+    for case in bundle["golden"]:
+        if all(size > 1 for size in case["sizes"].values()):
+            run(*read_case(folder, case)[:2])
+            break
+    return run
+
+
+def load_torch(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """PyTorch, a program of torch.export; settings: threads, float32_matmul_precision."""
+    import torch
+
+    torch.set_num_threads(int(settings.pop("threads", 1)))
+    torch.set_float32_matmul_precision(settings.pop("float32_matmul_precision", "highest"))
+    if settings:
+        raise Fault(USAGE, f"PyTorch has no setting {', '.join(settings)}; it has threads, float32_matmul_precision")
+    module, kinds = torch.export.load(str(folder / bundle["model"])).module(), kinds_of(bundle)
+
+    def of_torch(name: str, array: Any) -> Any:
+        tensor = torch.from_numpy(np.array(array))
+        return tensor.view(torch.bfloat16) if kinds[name] == "bf16" else tensor
+
+    def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        with torch.inference_mode():
+            found = module(*(of_torch(name, array) for name, array in inputs.items()))
+        found = found if isinstance(found, tuple | list) else (found,)
+        plain = (y.view(torch.uint16) if y.dtype == torch.bfloat16 else y for y in found)
+        return {name: y.numpy() for name, y in zip(shapes, plain, strict=True)}
+
+    return run
+
+
+LOADERS: dict[str, Callable[[Path, Mapping[str, Any], dict[str, Any]], Run]] = {
+    "onnxruntime": load_onnxruntime, "openvino": load_openvino, "torch": load_torch,
+}  # fmt: skip
+
+
+def kinds_of(bundle: Mapping[str, Any]) -> dict[str, str]:
+    """Element type of every input and output."""
+    return {tensor["name"]: tensor["dtype"] for tensor in (*bundle["inputs"], *bundle["outputs"])}
