@@ -30,6 +30,7 @@ from attnbench.deploy.verify_runtimes import (
     USAGE,
     Arrays,
     Fault,
+    Run,
     failures,
     kinds_of,
     load,
@@ -233,14 +234,14 @@ def judge(
 
 
 def run_cases(
-    folder: Path, bundle: Mapping[str, Any], options: Mapping[str, str]
+    folder: Path, bundle: Mapping[str, Any], run: Run
 ) -> Iterator[tuple[dict[str, Any], dict[str, float], list[str]]]:
     """Every golden case with its errors and what is wrong.
 
     Raises:
-        Fault: the runtime cannot load or run the model.
+        Fault: the runtime cannot run the model.
     """
-    run, kinds = load(folder, bundle, options), kinds_of(bundle)
+    kinds = kinds_of(bundle)
     for case in bundle["golden"]:
         inputs, shapes, expected = read_case(folder, case)
         try:
@@ -257,7 +258,7 @@ def verify(folder: Path, options: Mapping[str, str], say: Callable[[str], object
         bundle = read_bundle(folder)
         check_files(folder, bundle)
         wrong, count = 0, 0
-        for case, errors, faults in run_cases(folder, bundle, options):
+        for case, errors, faults in run_cases(folder, bundle, load(folder, bundle, options)):
             shown = ", ".join(f"{n} {e:.3g} of {case['limits'][n]:.3g}" for n, e in errors.items())
             say(f"{case['file']}: {'WRONG: ' + '; '.join(faults) if faults else shown}")
             wrong, count = wrong + bool(faults), count + 1

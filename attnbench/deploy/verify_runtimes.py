@@ -14,6 +14,7 @@ RAW = {  # how an array is held here
     "fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "bool": np.bool_, "int32": np.int32, "int64": np.int64,
 }  # fmt: skip
 ONNX_TYPE = {"fp32": 1, "int32": 6, "int64": 7, "bool": 9, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Softmax", "Attention", "MultiHeadAttention")
 Arrays = dict[str, Any]
 Run = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Arrays]  # inputs, shapes of outputs -> outputs
 
@@ -84,16 +85,22 @@ def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str
     for provider in providers:
         if provider not in there:
             raise Fault(CANNOT_LOAD, f"onnxruntime {ort.__version__} here has no {provider}; it has {', '.join(there)}")
+    provider_options = settings.pop("provider_options", None)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = int(settings.pop("threads", 1))
     options.enable_mem_pattern = str(settings.pop("memory_pattern", False)) == "True"
     for key, value in settings.items():
         options.add_session_config_entry(key, str(value))
-    session = ort.InferenceSession(str(folder / bundle["model"]), options, providers=providers)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(
+        str(folder / bundle["model"]), options, providers=providers, provider_options=provider_options
+    )
     found = session.get_providers()
     if found[: len(providers)] != providers:
         raise Fault(CANNOT_LOAD, f"{', '.join(providers)} was asked, onnxruntime runs on {', '.join(found)}")
+    if elsewhere := placed_elsewhere(session, providers[0]):
+        raise Fault(CANNOT_LOAD, f"all products were asked on {providers[0]}, onnxruntime placed {elsewhere}")
     kinds = kinds_of(bundle)
 
     def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -111,6 +118,15 @@ def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str
         return {n: bits[n] if n in bits else out.numpy() for n, out in zip(shapes, io.get_outputs(), strict=True)}
 
     return run
+
+
+def placed_elsewhere(session: Any, provider: str) -> dict[str, str]:
+    """Operators of attention that ONNX Runtime gave to another provider; empty where it does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    placed = session.get_provider_graph_assignment_info()
+    pairs = [(node.op_type, part.ep_name) for part in placed for node in part.get_nodes()]
+    return {operator: name for operator, name in pairs if operator in PRODUCTS and name != provider}
 
 
 def load_openvino(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
