@@ -2,6 +2,11 @@
 
 from attnbench.untrusted.onnx_file import ModelFacts, Value, inspect_model
 from attnbench.untrusted.paths import check_name, open_inside
+from attnbench.untrusted.safetensors import StoredWeight, read_safetensors, read_safetensors_header
+from attnbench.untrusted.snapshot import snapshot_model
 from attnbench.untrusted.tensors import StoredTensor
 
-__all__ = ["ModelFacts", "StoredTensor", "Value", "check_name", "inspect_model", "open_inside"]
+__all__ = [
+    "ModelFacts", "StoredTensor", "StoredWeight", "Value", "check_name", "inspect_model", "open_inside",
+    "read_safetensors", "read_safetensors_header", "snapshot_model",
+]  # fmt: skip
