@@ -50,13 +50,19 @@ def _probes(problem: Problem) -> list[Probe]:
     found = feature_probes(problem)
     has_two = any("kv_len" in dims for dims in problem.input_dims().values())
     if problem.part == "core" and problem.mask != "none" and has_two:
-        shows = "output i is the mean of the indices of the keys that query i sees"
         sizes = ((7, 3), (1, 5), (4, 4))
-        found += [Probe(name=f"uniform {q}x{kv}", problem=problem.at(q_len=q, kv_len=kv), fill="uniform", shows=shows)
+        found += [Probe(name=f"uniform {q}x{kv}", problem=problem.at(q_len=q, kv_len=kv), fill="uniform", shows="")
                   for q, kv in sizes]  # fmt: skip
     kv_len = 150 if has_two or problem.variant == "decode" else 70
     tiles = problem.at(q_len=70, kv_len=kv_len, batch_size=2)
-    return [*found, Probe(name=f"normal 70x{kv_len}", problem=tiles, fill="normal", shows="against float64")]
+    return [*found, Probe(name=f"normal 70x{kv_len}", problem=tiles, fill="normal", shows="")]
+
+
+_SHOWS = {
+    "poison": "a masked key must not leak", "no_key_row": "a query without a key gives zero",
+    "no_key_sample": "a sample without a key gives zero", "heads": "every query head meets its own key head",
+    "uniform": "output i is the mean of the keys that query i sees", "normal": "random inputs against float64",
+}  # fmt: skip
 
 
 def _answer(run: Run, probe: Probe, seed: int) -> dict[str, Any]:
@@ -64,7 +70,7 @@ def _answer(run: Run, probe: Probe, seed: int) -> dict[str, Any]:
 
     found = run_probe(FileSession(run, probe.problem), probe.problem, probe.fill, seed)
     verdict = "conforms" if found["ok"] else "differs"
-    return {"probe": probe.name, "problem": probe.problem.label(), "shows": probe.shows, "verdict": verdict,
+    return {"probe": probe.name, "problem": probe.problem.label(), "shows": _SHOWS[probe.fill], "verdict": verdict,
             **{name: found[name] for name in ("how", "error", "limit")}}  # fmt: skip
 
 

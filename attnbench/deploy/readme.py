@@ -149,8 +149,7 @@ def _proved(bundle: Bundle) -> list[str]:
     references = dict.fromkeys(case.reference for case in bundle.golden)
     lines += ["", f"Expected outputs come from {'; '.join(references)}.", ""]
     if bundle.conformance:
-        probes = ", ".join(f"{found['probe']} ({found['shows']})" if found["shows"] else found["probe"]
-                           for found in bundle.conformance)  # fmt: skip
+        probes = ", ".join(f"{found['probe']} ({found['shows']})" for found in bundle.conformance)
         lines += [f"Probes of what the mask means, on the file itself: {probes}.", ""]
     return lines
 

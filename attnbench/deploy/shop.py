@@ -1,8 +1,10 @@
 """The workers of an export or a verification: each question goes to a fresh process under a memory limit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from attnbench.measure import environment
 from attnbench.sweep.workers import ForkServers, Worker
 
 TASKS = "attnbench.sweep.tasks"  # of every worker
@@ -36,3 +38,11 @@ class Shop:
         server = self._servers.get((*preload, TASKS))
         with Worker(server, memory_limit_bytes=self._memory_limit_bytes) as worker:
             return worker.ask(op, timeout_s=TIMEOUT_S, **fields)
+
+
+@contextmanager
+def open_shop(memory_limit_bytes: int | None = None) -> Iterator[Shop]:
+    """A shop whose workers end with the block."""
+    env, _ = environment.scrubbed_environment(1)
+    with ForkServers(env) as servers:
+        yield Shop(servers, memory_limit_bytes)

@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +24,11 @@ from attnbench.deploy.manifest import (
     write_manifest,
 )
 from attnbench.deploy.readme import readme
-from attnbench.deploy.shop import Shop
+from attnbench.deploy.shop import Shop, open_shop
 from attnbench.deploy.targets import TARGETS, Target
 from attnbench.errors import ArtifactError, AttnbenchError, InputError
 from attnbench.measure import environment
 from attnbench.problem import Problem
-from attnbench.sweep.workers import ForkServers
 
 AUTO = "auto"
 README = "README.md"
@@ -41,9 +39,20 @@ _IMPORT = re.compile(r"^from attnbench\.deploy\.verify_runtimes import (\([^)]*\
 class Source(Protocol):
     """What a bundle is made from: the built-in attention, or a module of the user."""
 
-    problem: Problem | None  # None: a module
-    module: str | None  # package.module:Class
-    seed: int
+    @property
+    def problem(self) -> Problem | None:
+        """Of the built-in attention; None: a module."""
+        ...
+
+    @property
+    def module(self) -> str | None:
+        """package.module:Class of a module."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Of weights that are drawn."""
+        ...
 
     def refuse(self) -> None:
         """Raise for what is wrong before anything is made."""
@@ -107,19 +116,12 @@ def write_bundle(
     """
     source.refuse()
     candidates = _candidates(source, target, recipe)
-    with place.replacing(out) as folder, _shop(memory_limit_bytes) as shop:
+    with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
         with ThreadPoolExecutor(max_workers=1) as pool:
             cases = pool.submit(source.write_golden, shop, folder)
             proof = _first_right(source, target, candidates, shop, folder, cases.result, say)
         return _finish(source, target, proof, folder)
-
-
-@contextmanager
-def _shop(memory_limit_bytes: int | None) -> Iterator[Shop]:
-    env, _ = environment.scrubbed_environment(1)
-    with ForkServers(env) as servers:
-        yield Shop(servers, memory_limit_bytes)
 
 
 def _candidates(source: Source, target: Target, recipe: str) -> list[Recipe]:

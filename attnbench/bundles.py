@@ -1,0 +1,72 @@
+"""Bundles from Python: a model that is shipped with what proves it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnbench.deploy.manifest import Bundle
+    from attnbench.deploy.verify import Verification
+
+DEFAULT_MAX_LEN = 512
+
+
+def export_bundle(
+    *,
+    target: str,
+    out: Path | str,
+    recipe: str = "auto",
+    max_len: int = DEFAULT_MAX_LEN,
+    opset: int | None = None,
+    seed: int = 0,
+    preset: str | None = None,
+    memory_limit_bytes: int | None = None,
+    say: Callable[[str], object] = lambda text: None,
+    **problem: Any,
+) -> "Bundle":
+    """Write one problem as a bundle: the model for the target, golden cases, verify.py, README.md, bundle.json.
+
+    Args:
+        target: `onnxruntime-cpu`, `onnxruntime-cuda`, `tensorrt`, `tensorrt-rtx`, `openvino` or `torch`.
+        out: the folder; a bundle that is there is replaced.
+        recipe: the exporter that writes the model, or `auto`.
+        max_len: the largest T that is proved.
+        opset: None: the exporter's first.
+        seed: of the weights.
+        preset: shapes of a model.
+        memory_limit_bytes: of one worker.
+        say: told what goes on.
+        problem: part, variant, num_heads, head_dim, dtype, num_kv_heads, v_head_dim, mask, scale, bias, value_map.
+
+    Raises:
+        InputError: a wrong value; nothing was written.
+        AttnbenchError: unavailable, unsupported, or the named error of the check that failed; nothing was written.
+    """
+    from attnbench import presets
+    from attnbench.deploy.attention import AttentionSource
+    from attnbench.deploy.targets import find_target
+    from attnbench.deploy.write import write_bundle
+
+    made = presets.make_problem(preset, problem)
+    source = AttentionSource(problem=made, seed=seed, opset=opset, max_len=max_len)
+    return write_bundle(
+        source, find_target(target), Path(out), recipe=recipe, memory_limit_bytes=memory_limit_bytes, say=say
+    )
+
+
+def verify(
+    folder: Path | str, *, options: Mapping[str, str] | None = None, memory_limit_bytes: int | None = None
+) -> "Verification":
+    """Check a bundle's files, run its golden cases in a worker, and torch of this machine on the same inputs.
+
+    Args:
+        folder: the bundle.
+        options: settings of the runtime, before those of the bundle.
+        memory_limit_bytes: of the worker that loads the model.
+
+    Raises:
+        InputError: there is no such folder, or the runtime has no such setting.
+    """
+    from attnbench.deploy.verify import verify as check
+
+    return check(Path(folder), options=options, memory_limit_bytes=memory_limit_bytes)
