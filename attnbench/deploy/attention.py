@@ -1,5 +1,6 @@
 """What a bundle of the built-in attention is made from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from attnbench.deploy import golden, models
 from attnbench.deploy.manifest import Golden, Tensor
 from attnbench.deploy.shop import WITH_TORCH, Shop
 from attnbench.deploy.targets import Target
-from attnbench.errors import InputError, UnavailableError
+from attnbench.errors import ArtifactError, AttnbenchError, InputError, UnavailableError
 from attnbench.problem import CACHE_ROOM, MASK_NAME, OUTPUT_NAME, Problem
 from attnbench.sweep.bench import with_fix
 
@@ -101,6 +102,10 @@ class AttentionSource:
         if p.variant == "decode":
             return p.at(q_len=2, kv_len=8, batch_size=2)
         return p.at(q_len=8, kv_len=6 if golden.has_two_lengths(p) else 8, batch_size=2)
+
+    def wrong(self, sentence: str, faults: Sequence[str]) -> AttnbenchError:
+        """It computes something else than the reference."""
+        return ArtifactError(sentence)
 
     def sentence(self) -> str:
         """What the model computes."""

@@ -26,7 +26,7 @@ from attnbench.deploy.manifest import (
 from attnbench.deploy.readme import readme
 from attnbench.deploy.shop import Shop, open_shop
 from attnbench.deploy.targets import TARGETS, Target
-from attnbench.errors import ArtifactError, AttnbenchError, InputError
+from attnbench.errors import ArtifactError, AttnbenchError, InputError, UnsupportedError
 from attnbench.measure import environment
 from attnbench.problem import Problem
 
@@ -68,6 +68,15 @@ class Source(Protocol):
 
     def write_model(self, shop: Shop, target: Target, exporter: str, folder: Path) -> tuple[str, int | None]:
         """Write the model into the folder, scratch beside it; the file's name and its opset."""
+        ...
+
+    def wrong(self, sentence: str, faults: Sequence[str]) -> AttnbenchError:
+        """The error for a model that some golden cases find wrong: the sentence, and what is to be done.
+
+        Args:
+            sentence: which recipe, where, and the first fault.
+            faults: `golden/NAME.npz: what is wrong` of every case.
+        """
         ...
 
     def sentence(self) -> str:
@@ -152,7 +161,7 @@ def _first_right(
     """The first recipe whose model is right.
 
     Raises:
-        AttnbenchError: why the only one is not, or the first of several.
+        AttnbenchError: why the only one is not, or the first of several that could be written.
     """
     failed: dict[str, AttnbenchError] = {}
     for recipe in candidates:
@@ -167,7 +176,7 @@ def _first_right(
             failed[recipe.exporter] = err
             for made in folder.glob("model*"):
                 made.unlink()
-    raise next(iter(failed.values()))
+    raise min(failed.values(), key=lambda err: isinstance(err, UnsupportedError))
 
 
 def _with_failed(reason: str, failed: Mapping[str, AttnbenchError]) -> str:
@@ -205,7 +214,8 @@ def _prove(
     )  # fmt: skip
     where = f"{runtime['distribution']} {runtime['version']}"
     if found["faults"]:
-        raise ArtifactError(f"{_made_by(recipe)} computes something else in {where}: {found['faults'][0]}")
+        sentence = f"{_made_by(recipe)} computes something else in {where}: {found['faults'][0]}"
+        raise source.wrong(sentence, found["faults"])
     for cell in found["conformance"]:
         if cell["verdict"] != "conforms":
             raise ArtifactError(

@@ -1,0 +1,135 @@
+"""What a worker is asked about a module of the user: run and trace it, write its file. Answers are JSON."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnbench import plugins
+from attnbench.deploy.golden import npz
+from attnbench.deploy.manifest import GOLDEN, Golden
+from attnbench.deploy.models import save_program
+from attnbench.deploy.module_code import build
+from attnbench.deploy.module_inputs import Case, ModuleInputs, cases_of, make_arrays
+from attnbench.deploy.module_reference import REFERENCE, Reference, is_float, output_specs, to_numpy
+from attnbench.deploy.module_trace import trace
+from attnbench.errors import InputError, UnsupportedError
+from attnbench.interfaces import Array
+from attnbench.measure import numerics
+from attnbench.model_problem import ModelProblem, TensorSpec
+
+
+def take(*, module: str, inputs: str, start: str, seed: int, folder: str, program: str) -> dict[str, Any]:
+    """Run the module on all cases and trace it; {"problem": ..., "golden": ..., "left_out": ..., "weights": ...}.
+
+    The only question that imports code of the user: golden/*.npz and the program are what everything else is made of.
+
+    Args:
+        module: package.module:Class.
+        inputs: a `ModuleInputs` as JSON.
+        start: the folder where attnbench was started.
+        seed: of weights that no file gives, and of the inputs.
+        folder: that gets golden/.
+        program: the path of the traced module, a .pt2.
+
+    Raises:
+        InputError: whatever is wrong with the module, with the line.
+        FrozenDimError: its code makes a free dim a number, with the line.
+        ExportError: it decides by data, or torch.export does not take it, with the line.
+    """
+    found = ModuleInputs.model_validate_json(inputs)
+    made = build(module, found, folder=Path(start), seed=seed)
+    reference = Reference(module, made, found)
+    cases = cases_of(found)
+    arrays = [make_arrays(found, case, seed=seed) for case in cases]
+    own = [reference.outputs(case) for case in arrays]
+    specs = output_specs(found, own, [case.sizes for case in cases])
+    (Path(folder) / GOLDEN).mkdir(exist_ok=True)
+    names = [spec.name for spec in specs]
+    golden, left_out = [], []
+    for case, given, outputs in zip(cases, arrays, own, strict=True):
+        expected = dict(zip(names, reference.expected(given), strict=True))
+        if not any(np.isnan(array).any() for array in expected.values() if array.dtype.kind == "f"):
+            rounded = dict(zip(names, map(to_numpy, outputs), strict=True))
+            golden.append(_write_case(case, given, expected, rounded, specs, Path(folder)))
+        elif case.first_row is None:
+            raise InputError(f"{module} gives NaN in float64 at {case.sizes}; there is nothing to judge its file by")
+        else:
+            left_out.append(case.name)
+    save_program(trace(module, made, found), Path(program))
+    problem = ModelProblem(name=module, inputs=found.specs, outputs=specs)
+    return {"problem": problem.as_dict(), "golden": golden, "left_out": left_out, "weights": _weights(made)}
+
+
+def _write_case(
+    case: Case, given: Mapping[str, Array], expected: Mapping[str, Array], own: Mapping[str, Array],
+    specs: Sequence[TensorSpec], folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """One case as a file, and its entry of bundle.json."""
+    limits = {spec.name: limits_of(spec, own[spec.name], expected[spec.name]) for spec in specs}
+    file = f"{GOLDEN}/{case.name}.npz"
+    arrays = {f"in_{n}": a for n, a in given.items()} | {f"out_{n}": a for n, a in expected.items()}
+    (folder / file).write_bytes(npz(arrays))
+    rows = {n: max(1, array.size // (array.shape[-1] if array.ndim else 1)) for n, array in expected.items()}
+    entry = Golden(
+        file=file, sizes=case.sizes, limits={name: limit.worst_row for name, limit in limits.items()},
+        gain_limits={spec.name: limits[spec.name].gain_of(rows[spec.name]) for spec in specs if is_float(spec)},
+        reason="; ".join(f"{name}: {limit.reason}" for name, limit in limits.items()), reference=REFERENCE,
+    )  # fmt: skip
+    return entry.model_dump(mode="json")
+
+
+def limits_of(spec: TensorSpec, own: Array, expected: Array) -> numerics.Limits:
+    """What an output may differ by: from what torch is off by in the module's own dtype, and what the dtype can hold.
+
+    A module of the user may be deeper than the block that was measured, so that there is no ceiling; where rows have
+    very different sizes, an error that is usual in a large one is allowed in a small one.
+    """
+    if not is_float(spec):
+        return numerics.Limits(worst_row=0.0, gain=0.0, reason="integers and booleans must be equal")
+    due = np.atleast_1d(expected)
+    eager = numerics.compare(np.atleast_1d(own), due)
+    floor = numerics.floor_error(due, spec.dtype)
+    data = numerics.tolerances()["block", spec.dtype, "normal"]
+    sizes = np.sqrt((due.reshape(-1, due.shape[-1]) ** 2).sum(axis=-1))  # (rows,)
+    smallest = float(sizes[sizes > 0].min()) if (sizes > 0).any() else 1.0
+    typical = math.sqrt(float((sizes**2).mean())) or 1.0
+    wanted = {
+        f"{data.eager_factor:g} x torch eager": data.eager_factor * eager.worst_row_rel_err,
+        "3 x floor": 3.0 * floor,
+        "what eager may have": data.eager_factor / 2.0 * data.worst,
+        f"{data.eager_factor:g} x torch eager of a typical row, in the smallest": (
+            data.eager_factor * eager.rel_fro_err * typical / smallest
+        ),
+    }
+    reason = max(wanted, key=lambda name: wanted[name])
+    gain = max(data.gain_limit, data.eager_factor * eager.gain_err)
+    return numerics.Limits(worst_row=wanted[reason], gain=gain, reason=reason)
+
+
+def _weights(made: Any) -> dict[str, Any]:
+    """How many tensors the module holds, and how many names share one with another."""
+    named = list(made.named_parameters(remove_duplicate=False)) + list(made.named_buffers(remove_duplicate=False))
+    distinct = {tensor.data_ptr(): tensor for _, tensor in named if tensor.numel()}
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+    return {"names": len(named), "shared": len(named) - len(distinct), "size_bytes": size_bytes}
+
+
+def write(*, program: str, problem: dict[str, Any], exporter: str, opset: int | None, path: str) -> dict[str, Any]:
+    """Write a traced module as an ONNX file by an exporter; {"opset": ...}.
+
+    Raises:
+        UnsupportedError: the exporter writes no modules of users, or not this one.
+        ExportError: what came out is not what was asked.
+    """
+    import torch
+
+    plugin = plugins.load_exporter(exporter)
+    opsets = getattr(plugin, "program_opsets", None)
+    if opsets is None:
+        raise UnsupportedError(f"{exporter} writes the built-in block only, no module of yours; use onnx-attention")
+    opset = opsets[0] if opset is None else opset
+    plugin.export_program(torch.export.load(program), ModelProblem.from_dict(problem), opset, Path(path))  # type: ignore[attr-defined]
+    return {"opset": opset}
