@@ -186,7 +186,8 @@ def cases_of(found: ModuleInputs) -> list[Case]:
         InputError: the inputs of a case would be larger than 4 GiB.
     """
     ranges = found.ranges
-    odd = {name: 5 + 2 * index for index, name in enumerate(ranges)}
+    odd = {name: min(5 + 2 * index, r.most) for index, (name, r) in enumerate(ranges.items())}
+    odd = {name: size - (size % 2 == 0) for name, size in odd.items()}
     wanted = [
         ("example", found.examples),
         ("odd", odd),

@@ -17,7 +17,7 @@ def read(folder: Path, text: str) -> ModuleInputs:
 
 
 def test_free_dims_get_examples_that_differ_and_are_no_size_of_the_module(tmp_path: Path) -> None:
-    found = read(tmp_path, X.replace("32", "11") + "[ranges.T]\nmax = 512\n")
+    found = read(tmp_path, X.replace(" 32]", " 11]") + "[ranges.T]\nmax = 512\n")
     assert found.examples == {"batch": 13, "T": 17}
     assert [(r.least, r.most) for r in found.ranges.values()] == [(1, 64), (1, 512)]
 
