@@ -5,7 +5,7 @@ Runs in a worker: onnx's checker and the runtime are imported there. Whether the
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,12 @@ class Subject:
     source_bytes: int | None = None  # of the parameters it was made from, shared ones once; None: not known
     other_trace: Path | None = None  # the same model, traced at other sizes
     masks: Sequence[str] | None = None  # inputs of which a row of False means: no key; None: every boolean input
+    sums: Mapping[str, Sequence[str]] = field(default_factory=dict)  # dims of outputs that are sums of free dims
+
+    def shapes(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """The shape of every output at these sizes of the free dims."""
+        known = {**sizes, **{name: sum(sizes[part] for part in parts) for name, parts in self.sums.items()}}
+        return {t.name: tuple(known[d] if isinstance(d, str) else d for d in t.dims) for t in self.outputs}
 
 
 def check_model(subject: Subject, run: Run, make_inputs: MakeInputs) -> tuple[Check, ...]:
@@ -62,8 +68,17 @@ def check_model(subject: Subject, run: Run, make_inputs: MakeInputs) -> tuple[Ch
     found = [check_opset(facts, subject.opset), _full_check(subject.path)]
     found.append(check_contract(facts, subject.inputs, subject.outputs))
     found += [check_weights(subject.path, facts, subject.source_bytes), _constants(subject, facts)]
-    found += [_free_sizes(subject, run, make_inputs), _masked_rows(subject, run, make_inputs)]
-    return tuple(found)
+    return (*found, *check_running(subject, run, make_inputs))
+
+
+def check_running(subject: Subject, run: Run, make_inputs: MakeInputs) -> tuple[Check, ...]:
+    """What a model of any kind does at sizes that its example did not show.
+
+    Raises:
+        FrozenDimError: a size of the example is in it.
+        ArtifactError: it does not run, or gives another dtype or NaN.
+    """
+    return _free_sizes(subject, run, make_inputs), _masked_rows(subject, run, make_inputs)
 
 
 def check_example(example: Mapping[str, int], arrays: Mapping[str, Array]) -> None:
@@ -149,7 +164,7 @@ def _run_at(subject: Subject, sizes: Mapping[str, int], inputs: Mapping[str, Arr
         FrozenDimError: it fails or has another shape, away from its example.
         ArtifactError: it does so at its example, or has another dtype.
     """
-    due = {tensor.name: shape_at(tensor, sizes) for tensor in subject.outputs}
+    due = subject.shapes(sizes)
     fault = ""
     found: Mapping[str, Array] = {}
     try:
@@ -173,11 +188,6 @@ def _run_at(subject: Subject, sizes: Mapping[str, int], inputs: Mapping[str, Arr
         f"the file runs at its example, {_shown(subject.example)}, but not at {_shown(sizes)}: {fault}; a size is "
         "baked in: take sizes from the inputs' shapes in the module, or take another recipe"
     )
-
-
-def shape_at(tensor: Tensor, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of an input or output at these sizes."""
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.dims)
 
 
 def _shown(sizes: Mapping[str, int]) -> str:

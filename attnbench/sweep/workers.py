@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from attnbench.errors import (
+    ArtifactError,
     AttnbenchError,
     ExportError,
     FrozenDimError,
@@ -28,6 +29,7 @@ from attnbench.errors import (
     ReadBackError,
     UnavailableError,
     UnsupportedError,
+    UntrustedModelError,
     WorkerCrashed,
     WorkerError,
     WorkerOutOfMemory,
@@ -354,7 +356,9 @@ _EXCEPTIONS: dict[str, type[AttnbenchError]] = {
         NotRunError,
         WorkerOutOfMemory,
         InputError,
+        UntrustedModelError,
         ExportError,
+        ArtifactError,
         FrozenDimError,
         OpsetError,
     )
