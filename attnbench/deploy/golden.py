@@ -59,6 +59,16 @@ def has_two_lengths(problem: Problem) -> bool:
     return any("kv_len" in dims for dims in problem.input_dims().values())
 
 
+def traced_problem(problem: Problem) -> Problem:
+    """The problem at the sizes that are traced: at least 2, and no two lengths alike."""
+    q_len = kv_len = 11
+    if problem.variant == "decode":
+        kv_len = 18
+    elif has_two_lengths(problem):
+        kv_len = 7
+    return problem.at(q_len=q_len, kv_len=kv_len, batch_size=2)
+
+
 def _bytes(problem: Problem) -> int:
     shapes, out = problem.input_shapes().values(), problem.output_shapes().values()
     return 4 * sum(map(math.prod, shapes)) + 8 * sum(map(math.prod, out))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from attnbench.deploy.golden import traced_problem
 from attnbench.errors import ArtifactError, ExportError
 from attnbench.inputs import make_inputs
 from attnbench.problem import Problem
@@ -89,12 +90,10 @@ def write_pt2(*, problem: dict[str, Any], seed: int, folder: str) -> dict[str, A
     from attnbench.torch_model import build_module, to_torch
 
     target = Problem.from_dict(problem)
-    is_decode, example = target.variant == "decode", target.at(q_len=11, batch_size=2)
-    if is_decode or any("kv_len" in dims for dims in target.input_dims().values()):
-        example = target.at(q_len=11, kv_len=18 if is_decode else 7, batch_size=2)
+    example = traced_problem(target)
     promised = list(target.input_dims().values())
     symbols = {d: torch.export.Dim(d) for dims in promised for d in dims if isinstance(d, str)}
-    if is_decode and "kv_len" in symbols:
+    if target.variant == "decode" and "kv_len" in symbols:
         symbols["kv_len"] = torch.export.Dim.AUTO  # past_len + q_len
     shapes = tuple({axis: symbols[d] for axis, d in enumerate(dims) if isinstance(d, str)} for dims in promised)
     inputs = tuple(to_torch(array).contiguous() for array in make_inputs(example).values())

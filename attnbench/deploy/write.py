@@ -1,6 +1,7 @@
 """Making a bundle: model, golden cases, proof, then bundle.json, and only then its name."""
 
 import inspect
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 import attnbench
 from attnbench.deploy import place, verify_bundle, verify_runtimes
-from attnbench.deploy.golden import ranges_of
+from attnbench.deploy.golden import ranges_of, traced_problem
 from attnbench.deploy.manifest import (
     MANIFEST,
     VERIFIER,
@@ -207,6 +208,7 @@ def _prove(
         "runtime": runtime, "model": model, "inputs": [t.model_dump(mode="json") for t in inputs],
         "outputs": [t.model_dump(mode="json") for t in outputs],
         "golden": [case.model_dump(mode="json") for case in golden],
+        "environment": {"machine": {"architecture": platform.machine()}},
     }  # fmt: skip
     found = shop.ask(
         "attnbench.deploy.prove:prove", preload=(runtime["module"],), folder=str(folder), plan=plan,
@@ -224,7 +226,27 @@ def _prove(
             )
     proved = tuple(case.model_copy(update={"errors": found["errors"][case.file]}) for case in golden)
     checks = _checks(target, recipe, proved, found["conformance"], where)
+    if source.problem is not None:
+        more = _more_checks(shop, source.problem, source.seed, plan, recipe.opset, folder)
+        checks = (*more, *(check for check in checks if check.name not in {found.name for found in more}))
     return _Proof(model=model, recipe=recipe, golden=proved, checks=checks, conformance=tuple(found["conformance"]))
+
+
+def _more_checks(
+    shop: Shop, problem: Problem, seed: int, plan: Mapping[str, Any], opset: int | None, folder: Path
+) -> tuple[Check, ...]:
+    """What `checks` finds: sizes that the example did not show, constants of its length, dtypes, weights.
+
+    Raises:
+        AttnbenchError: the named error of the check that failed.
+    """
+    sizes = [size for case in plan["golden"] for name, size in case["sizes"].items() if name != "batch_size"]
+    found = shop.ask(
+        "attnbench.deploy.checks_attention:check_attention", preload=(plan["runtime"]["module"],), folder=str(folder),
+        plan=plan, problem=traced_problem(problem).as_dict(), seed=seed, max_len=max(sizes),
+        opset=opset if plan["model"].endswith(".onnx") else None,
+    )  # fmt: skip
+    return tuple(Check(**check) for check in found["checks"])
 
 
 def _made_by(recipe: Recipe) -> str:
