@@ -1,4 +1,4 @@
-"""`onnx-blocked`: standard operators in a Loop over blocks of queries; see `query_blocks`."""
+"""`onnx-blocked`: standard operators in a Loop over heads and blocks of queries; see `query_blocks`."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class OnnxBlocked:
         return torch_export.opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
-        """Write the block around one Loop; see `attnbench.interfaces.Exporter.export`.
+        """Write the block around its loops; see `attnbench.interfaces.Exporter.export`.
 
         Raises:
             ExportError: what came out is not what was asked; nothing is written.

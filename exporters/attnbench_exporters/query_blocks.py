@@ -1,12 +1,12 @@
-"""Attention in blocks of queries: every standard `Attention` node becomes a Loop that holds one block's scores.
+"""Attention in blocks: every standard `Attention` node becomes a Loop over heads, in it one over blocks of queries.
 
-A graph that writes attention out needs (B, H, q_len, kv_len) scores at once. Looped over blocks of queries it needs
-(B, H, rows, kv_len), and a causal block reads only the keys up to its end: half the products. All of it is standard
-operators, valid from opset 18 on, at any length.
+A graph that writes attention out needs (B, H, q_len, kv_len) scores at once. Looped over heads and blocks of queries it
+needs (B, H / H_kv, rows, kv_len), which stays in a core's cache, and a causal block reads only the keys up to its end:
+half the products. All of it is standard operators, valid from opset 18 on, at any length.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from attnbench.errors import UnsupportedError
 from attnbench.interfaces import Array
 from attnbench.masks import Mask, parse_mask
 
-FIRST_OPSET = 18  # Pad and ReduceMax as written here
+FIRST_OPSET = 18  # ReduceMax as written here
 _KNOWN_ATTRIBUTES = {"is_causal", "scale", "softcap", "qk_matmul_output_mode", "softmax_precision"}
-SHORT = 64  # queries that are answered without a loop: it would cost more than it saves
-PARTS, LEAST_ROWS, MOST_ROWS = 16, 64, 256  # a block has q_len / 16 rows, from 64 to 256
+_END = 2**62  # of a Slice: all there is
+# As measured on ONNX Runtime's CPU at T = 128 to 4096 (`make perf-recipes`).
+SHORT = 128  # queries that are answered without a loop: it would cost more than it saves
+PARTS, LEAST_ROWS, MOST_ROWS = 8, 64, 128  # a block has q_len / 8 rows, from 64 to 128
 
 Operand = str | int | list[int] | Array  # a name, or a constant
 Range = tuple[str, str]  # from, to (not included): each a list of one number
@@ -35,6 +37,11 @@ class Graph:
     def output(self) -> str:
         """What the nodes of an inner graph give."""
         return f"{self.prefix}output"
+
+    @property
+    def number(self) -> str:
+        """Which turn of the loop it is, where the graph is a loop's body."""
+        return f"{self.prefix}number"
 
     def inner(self, name: str) -> "Graph":
         """For the body of a loop; constants are shared with this graph."""
@@ -63,7 +70,7 @@ class Graph:
 
     def size(self, tensor: str, axis: int) -> str:
         """The size of an axis as a list of one number."""
-        return self.Shape(tensor, start=axis, **({} if axis == -1 else {"end": axis + 1}))
+        return self.Shape(tensor, start=axis, end=axis + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +91,17 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operands:
-    """Names that both branches use."""
+class Blocks:
+    """How the queries are cut; names of lists of one number, but for the table."""
 
     q_len: str
     kv_len: str
-    queries: str  # (B, H, q_len, D), scaled
-    keys: str  # (B, H_kv, D, kv_len)
+    count: str
+    rows: str  # of every block
+    last: str  # where the last block begins
+    shift: str = ""  # of the queries' positions among the keys; empty: none
+    position: str = ""  # of the last block among the keys, at least 0
+    table: str = ""  # (rows, position + rows + 1): which key a row sees, or the bias that says so
 
 
 def block_queries(model: Any, *, rule: Mask | None = None) -> int:
@@ -165,16 +176,13 @@ def read_node(node: Any, types: Mapping[str, Any], rule: Mask | None) -> Node:
 
 
 def write_attention(graph: Graph, node: Node) -> None:
-    """Up to `SHORT` queries at once, as a graph without a loop does; more by the loop."""
-    q_len, kv_len = (graph.Squeeze(graph.size(name, 2)) for name in (node.q, node.k))
-    queries = graph.Mul(node.q, np.array(node.scale, node.dtype))
-    keys = graph.Transpose(node.k, perm=[0, 1, 3, 2])  # (B, H_kv, D, kv_len)
-    operands = Operands(q_len=q_len, kv_len=kv_len, queries=queries, keys=keys)
+    """Up to `SHORT` queries at once, as a graph without a loop does; more by the loops."""
     whole, loop = graph.inner("whole"), graph.inner("loop")
-    write_whole(whole, node, operands)
-    write_loop(loop, node, operands)
+    write_whole(whole, node)
+    write_heads(loop, node)
     branches = {f"{name}_branch": _subgraph(g, (), node) for name, g in (("then", whole), ("else", loop))}
-    graph.If(graph.LessOrEqual(q_len, SHORT), output=node.output, **branches)
+    is_short = graph.Squeeze(graph.LessOrEqual(graph.size(node.q, 2), [SHORT]))
+    graph.If(is_short, output=node.output, **branches)
 
 
 def _subgraph(graph: Graph, inputs: tuple[tuple[str, int], ...], node: Node, more: tuple[str, ...] = ()) -> Any:
@@ -188,101 +196,148 @@ def _subgraph(graph: Graph, inputs: tuple[tuple[str, int], ...], node: Node, mor
     return helper.make_graph(graph.nodes, "attention", given, made)
 
 
-def write_whole(graph: Graph, node: Node, given: Operands) -> None:
+def _loop(graph: Graph, count: str, body: Graph, node: Node) -> str:
+    """The body for every `body.number` below count; its outputs, stacked."""
+    from onnx import TensorProto
+
+    going, go_on = f"{body.prefix}going", f"{body.prefix}go_on"
+    body.Identity(going, output=go_on)
+    inputs = ((body.number, TensorProto.INT64), (going, TensorProto.BOOL))
+    return graph.Loop(graph.Squeeze(count), np.array(True), body=_subgraph(body, inputs, node, (go_on,)))
+
+
+def write_whole(graph: Graph, node: Node) -> None:
     """Every query at once: (B, H, q_len, kv_len) scores."""
     visible = ""
     if node.rule.position:
-        first, end = _positions(graph, node.rule, "", given.q_len, given)
-        visible = _visible(graph, node.rule, (first, end), (np.array(0), given.kv_len))
-    bias = _bias(graph, node, node.mask, visible)
-    _attend(graph, node, (given.queries, given.keys, node.v), bias, output=graph.output)
+        q_len, kv_len = graph.size(node.q, 2), graph.size(node.k, 2)
+        visible = _visible(graph, node.rule, _shift(graph, node.rule, q_len, kv_len), q_len, kv_len)
+    _attend(graph, node, (node.q, node.k, node.v), _bias(graph, node, node.mask, visible), output=graph.output)
 
 
-def write_loop(graph: Graph, node: Node, given: Operands) -> None:
-    """The loop, its blocks stacked, and the heads in front again.
+def write_heads(graph: Graph, node: Node) -> None:
+    """The loop over heads of keys, each with the query heads that share it, and the heads beside each other again."""
+    blocks = _cut(graph, node)
+    heads = graph.size(node.k, 1)
+    body = graph.inner("head")
+    number = body.Unsqueeze(body.number, [0])
+    one: Range = number, body.Add(number, [1])
+    several = one
+    if node.is_grouped:
+        group = graph.Div(graph.size(node.q, 1), heads)
+        several = body.Mul(one[0], group), body.Mul(one[1], group)
+    q, k, v = (body.Slice(source, *part, [1]) for source, part in ((node.q, several), (node.k, one), (node.v, one)))
+    _write_blocks(body, replace(node, q=q, k=k, v=v, mask=_part_of_mask(body, node, -3, several)), blocks)
+    stacked = _loop(graph, heads, body, node)  # (H_kv, B, H / H_kv, q_len, D_v)
+    joined = graph.Transpose(stacked, perm=[1, 0, 2, 3, 4])
+    shape = graph.Concat([0], graph.size(node.q, 1), blocks.q_len, graph.size(node.v, 3), axis=0)
+    graph.Reshape(joined, shape, output=graph.output)
 
-    rows = ceil(q_len / count) of count = ceil(q_len / size) blocks: the last one is short by fewer rows than there are
-    blocks. size = q_len / 16 between 64 and 256: so measured on ONNX Runtime, T = 128 to 4096 (`make perf-recipes`).
+
+def _cut(graph: Graph, node: Node) -> Blocks:
+    """Blocks of rows = ceil(q_len / count) queries, count = ceil(q_len / size), size = q_len / 8 within its limits.
+
+    Which keys the rows of a block see depends on where the block stands only by a shift: one table serves them all.
     """
-    from onnx import TensorProto
+    q_len, kv_len = graph.size(node.q, 2), graph.size(node.k, 2)
+    size = graph.Min(graph.Max(graph.Div(q_len, [PARTS]), [LEAST_ROWS]), [MOST_ROWS])
+    before_last = graph.Div(graph.Sub(q_len, [1]), size)
+    count = graph.Add(before_last, [1])
+    rows = graph.Div(graph.Add(q_len, before_last), count)
+    last = graph.Sub(q_len, rows)
+    blocks = Blocks(q_len=q_len, kv_len=kv_len, count=count, rows=rows, last=last)
+    if not node.rule.position:
+        return blocks
+    shift = _shift(graph, node.rule, q_len, kv_len)
+    position = graph.Max(graph.Add(last, shift), [0]) if shift else last
+    columns = graph.Add(graph.Add(position, rows), [1])  # the last one is seen by no row
+    table = _visible(graph, node.rule, position, rows, columns)
+    table = table if node.mask else _bias(graph, node, "", table)
+    return replace(blocks, shift=shift, position=position, table=table)
 
-    size = graph.Min(graph.Max(graph.Div(given.q_len, PARTS), LEAST_ROWS), MOST_ROWS)
-    before_last = graph.Div(graph.Sub(given.q_len, 1), size)
-    count = graph.Add(before_last, 1)
-    rows = graph.Div(graph.Add(given.q_len, before_last), count)
+
+def _write_blocks(graph: Graph, node: Node, blocks: Blocks) -> None:
+    """The loop over blocks of one head of keys, and its blocks behind each other: (B, H / H_kv, q_len, D_v)."""
     body = graph.inner("block")
-    number, going, go_on = (f"{body.prefix}{name}" for name in ("number", "going", "go_on"))
-    _write_block(body, node, given, number, rows)
-    body.Identity(going, output=go_on)
-    inputs = ((number, TensorProto.INT64), (going, TensorProto.BOOL))
-    blocks = graph.Loop(count, np.array(True), body=_subgraph(body, inputs, node, (go_on,)))
-    joined = graph.Transpose(blocks, perm=[1, 2, 0, 3, 4])  # (count, B, H, rows, D_v) -> (B, H, count, rows, D_v)
-    shape = graph.Concat([0, 0, -1], graph.size(node.v, 3), axis=0)
-    flat = graph.Reshape(joined, shape)  # (B, H, count * rows, D_v)
-    graph.Slice(flat, [0], graph.size(node.q, 2), [2], output=graph.output)  # (B, H, q_len, D_v)
+    _write_block(body, node, blocks)
+    stacked = _loop(graph, blocks.count, body, node)
+    joined = graph.Transpose(stacked, perm=[1, 2, 0, 3, 4])  # (count, B, H, rows, D_v) -> (B, H, count, rows, D_v)
+    flat = graph.Reshape(joined, graph.Concat([0, 0, -1], graph.size(node.v, 3), axis=0))  # (B, H, count * rows, D_v)
+    # The last block begins before the end of the one in front of it where blocks do not come out even.
+    before_last = graph.Mul(graph.Sub(blocks.count, [1]), blocks.rows)
+    front = graph.Slice(flat, [0], before_last, [2])
+    rest = graph.Slice(flat, graph.Sub(before_last, blocks.q_len), [_END], [2])
+    graph.Concat(front, rest, axis=2, output=graph.output)
 
 
-def _write_block(body: Graph, node: Node, given: Operands, number: str, rows: str) -> None:
+def _write_block(body: Graph, node: Node, blocks: Blocks) -> None:
     """One block: queries first <= i < end, the keys that positions let them see, softmax, sum of values."""
-    first = body.Mul(number, rows)
-    full = body.Add(first, rows)
-    end = body.Min(full, given.q_len)
-    row_range: Range = body.Unsqueeze(first, [0]), body.Unsqueeze(end, [0])
-    query = body.Slice(given.queries, *row_range, [2])  # (B, H, rows, D)
-    keys, values, visible = given.keys, node.v, ""
-    key_range: Range | None = None
+    first = body.Min(body.Mul(body.Unsqueeze(body.number, [0]), blocks.rows), blocks.last)
+    rows: Range = first, body.Add(first, blocks.rows)
+    keys, values, visible = node.k, node.v, ""
+    mask = _part_of_mask(body, node, -2, rows)
     if node.rule.position:
-        positions = _positions(body, node.rule, first, end, given)
-        seen = _seen_keys(body, node.rule, positions, given.kv_len)
-        key_range = body.Unsqueeze(seen[0], [0]), body.Unsqueeze(seen[1], [0])
-        keys = body.Slice(keys, *key_range, [3])  # (B, H_kv, D, keys)
-        values = body.Slice(values, *key_range, [2])  # (B, H_kv, keys, D_v)
-        visible = _visible(body, node.rule, positions, seen)
-    mask = _block_of_mask(body, node, row_range, key_range) if node.mask else ""
-    attended = _attend(body, node, (query, keys, values), _bias(body, node, mask, visible))
-    # The last block is filled up: what a loop stacks has one shape.
-    missing = body.Unsqueeze(body.Sub(full, end), [0])
-    body.Pad(attended, body.Concat([0] * 6, missing, [0], axis=0), output=body.output)
+        seen, columns = _seen_keys(body, node.rule, rows, blocks)
+        keys = body.Slice(keys, *seen, [2])  # (B, H_kv, keys, D)
+        values = body.Slice(values, *seen, [2])  # (B, H_kv, keys, D_v)
+        visible = body.Slice(blocks.table, *columns, [1])  # (rows, keys)
+        mask = _part_of_mask(body, replace(node, mask=mask), -1, seen)
+    bias = _bias(body, node, mask, visible) if node.mask else visible
+    query = body.Slice(node.q, *rows, [2])  # (B, H, rows, D)
+    _attend(body, node, (query, keys, values), bias, output=body.output)
 
 
 def _attend(graph: Graph, node: Node, operands: tuple[str, str, str], bias: str, output: str = "") -> str:
     """softmax(query keys + bias) values: (B, H, R, D), (B, H_kv, D, X), (B, H_kv, X, D_v) -> (B, H, R, D_v)."""
     query, keys, values = operands
-    scores = _by_heads(graph, node, query, keys)  # (B, H, R, X)
+    scaled = graph.Mul(query, np.array(node.scale, node.dtype))
+    scores = _by_heads(graph, node, scaled, graph.Transpose(keys, perm=[0, 1, 3, 2]))  # (B, H, R, X)
     weights = graph.Softmax(graph.Add(scores, bias) if bias else scores, axis=-1)
     if not (node.mask or node.rule.may_mask_rows):
         return _by_heads(graph, node, weights, values, output)
     attended = _by_heads(graph, node, weights, values)
-    best = graph.ReduceMax(bias, [-1])  # (.., R, 1): the softmax of no key is NaN, its sum must be zero
-    seen = graph.Greater(best, np.array(-np.inf, node.dtype))
-    return graph.Where(seen, attended, np.array(0, node.dtype), output=output)
+    # The softmax of no key is NaN, its sum must be zero.
+    return graph.Where(_sees_any(graph, node, bias), attended, np.array(0, node.dtype), output=output)
 
 
-def _positions(graph: Graph, rule: Mask, first: str, end: str, given: Operands) -> tuple[Operand, str]:
-    """Where queries first <= i < end stand among the keys; `first` empty: 0."""
-    if rule.position != "causal_bottom_right":
-        return first or np.array(0), end
-    shift = graph.Sub(given.kv_len, given.q_len)
-    return graph.Add(first, shift) if first else shift, graph.Add(end, shift)
+def _sees_any(graph: Graph, node: Node, bias: str) -> str:
+    """Which rows see a key, (.., R, 1). OpenVINO's ReduceMax of -inf is the least finite number: it is not compared."""
+    if node.mask and not node.mask_is_bool:
+        zero, never = np.array(0, node.dtype), np.array(-np.inf, node.dtype)
+        bias = graph.Where(graph.Greater(bias, never), zero, never)
+    return graph.Greater(graph.ReduceMax(bias, [-1]), np.array(-1, node.dtype))
 
 
-def _seen_keys(body: Graph, rule: Mask, positions: tuple[Operand, str], kv_len: str) -> tuple[str, str]:
-    """The keys low <= j < high that some query at these positions sees; at least one, so that there is a softmax."""
-    first, end = positions
-    high = body.Min(body.Max(end, 1), kv_len)
+def _shift(graph: Graph, rule: Mask, q_len: str, kv_len: str) -> str:
+    """By how much the position of a query among the keys differs from its number; empty: not at all."""
+    return graph.Sub(kv_len, q_len) if rule.position == "causal_bottom_right" else ""
+
+
+def _seen_keys(body: Graph, rule: Mask, rows: Range, blocks: Blocks) -> tuple[Range, Range]:
+    """The keys low <= j < high that some query sees, at least one, and the columns of the table that say which."""
+    first, high = rows
+    if blocks.shift:
+        first, high = body.Add(first, blocks.shift), body.Max(body.Add(high, blocks.shift), [1])
+    high = body.Min(high, blocks.kv_len)
     if rule.window is None:
-        return body.Sub(high, high), high
-    return body.Min(body.Max(body.Sub(first, rule.window - 1), 0), body.Sub(high, 1)), high
+        low, count = body.Sub(high, high), high  # [0]
+    else:
+        low = body.Max(body.Min(body.Sub(first, [rule.window - 1]), body.Sub(high, [1])), [0])
+        count = body.Sub(high, low)
+    column = body.Add(body.Sub(low, first), blocks.position)
+    if blocks.shift:  # a block in front of all keys: the column that nobody sees
+        column = body.Min(column, body.Add(blocks.position, blocks.rows))
+    return (low, high), (column, body.Add(column, count))
 
 
-def _visible(graph: Graph, rule: Mask, positions: tuple[Operand, str], keys: tuple[Operand, str]) -> str:
-    """Which query sees which key: (rows, keys)."""
-    key = graph.Range(*keys, 1)  # (keys,)
-    query = graph.Unsqueeze(graph.Range(*positions, 1), [1])  # (rows, 1)
+def _visible(graph: Graph, rule: Mask, position: str, rows: str, keys: str) -> str:
+    """Which query sees which key, where the first query stands at `position` (empty: 0): (rows, keys)."""
+    key, query = (graph.Range(np.array(0), graph.Squeeze(n), np.array(1)) for n in (keys, rows))
+    query = graph.Unsqueeze(graph.Add(query, position) if position else query, [1])  # (rows, 1)
     visible = graph.LessOrEqual(key, query)  # (rows, keys)
     if rule.window is None:
         return visible
-    return graph.And(visible, graph.Greater(key, graph.Sub(query, rule.window)))
+    return graph.And(visible, graph.Greater(key, graph.Sub(query, [rule.window])))
 
 
 def _bias(graph: Graph, node: Node, mask: str, visible: str) -> str:
@@ -295,16 +350,13 @@ def _bias(graph: Graph, node: Node, mask: str, visible: str) -> str:
     return graph.Where(graph.And(mask, visible) if visible else mask, zero, never)
 
 
-def _block_of_mask(body: Graph, node: Node, rows: Range, keys: Range | None) -> str:
-    """The block's part of a mask; an axis of size 1 stays: its start is times min(size - 1, 1)."""
-    part = node.mask
-    for axis, part_range in ((node.mask_rank - 2, rows), (node.mask_rank - 1, keys)):
-        if axis < 0 or part_range is None:
-            continue
-        start, end = part_range
-        is_long = body.Min(body.Sub(body.size(node.mask, axis), [1]), [1])
-        part = body.Slice(part, body.Mul(start, is_long), end, [axis])
-    return part
+def _part_of_mask(body: Graph, node: Node, axis: int, part: Range) -> str:
+    """A part of the mask, if there is one; an axis of size 1 stays: its start is times min(size - 1, 1)."""
+    if not node.mask or node.mask_rank + axis < 0:
+        return node.mask
+    start, end = part
+    size = body.size(node.mask, node.mask_rank + axis)
+    return body.Slice(node.mask, body.Mul(start, body.Min(body.Sub(size, [1]), [1])), end, [axis])
 
 
 def _by_heads(graph: Graph, node: Node, left: str, right: str, output: str = "") -> str:

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper
 
 from attnbench.errors import UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
-from attnbench.interfaces import Array
+from attnbench.interfaces import Array, Settings
 from attnbench.measure.numerics import compare
+from attnbench.plugins import load_runtime
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters import query_blocks
@@ -65,7 +66,21 @@ def test_every_form_is_right_around_the_edges_of_blocks(problem: Problem, tmp_pa
         assert compare(session.run(None, inputs)[0], expected).worst_row_rel_err < 5e-6, sized.label()
 
 
-@pytest.mark.parametrize("q_len", [63, 64, 65, 129, 1025])
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("runtime", ["openvino", "onnx-reference"])
+@pytest.mark.parametrize("problem", [FORMS[2], FORMS[4], FORMS[6]], ids=Problem.label)
+def test_other_runtimes_run_the_loops_right(problem: Problem, runtime: str, tmp_path: Path) -> None:
+    artifact = OnnxBlocked().export(problem, 20, tmp_path / "m.onnx", seed=0)
+    with load_runtime(runtime).load(problem, artifact, Settings()) as session:
+        for size in ((7, 7), (33, 17)):
+            sized = at_size(problem, *size)
+            inputs = make_inputs(sized, seed=1)
+            session.bind(inputs)()
+            expected = reference_output(sized, make_inputs(sized, seed=1), make_weights(sized))
+            assert compare(session.outputs(), expected).worst_row_rel_err < 5e-6, sized.label()
+
+
+@pytest.mark.parametrize("q_len", [127, 128, 129, 257, 1025])
 def test_the_usual_blocks_are_right_at_their_edges(q_len: int, tmp_path: Path) -> None:
     problem = Problem.make(variant="causal", seq_len=8, **HEADS)
     artifact = OnnxBlocked().export(problem, 18, tmp_path / "m.onnx", seed=0)
