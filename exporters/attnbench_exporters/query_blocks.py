@@ -196,14 +196,18 @@ def _subgraph(graph: Graph, inputs: tuple[tuple[str, int], ...], node: Node, mor
     return helper.make_graph(graph.nodes, "attention", given, made)
 
 
-def _loop(graph: Graph, count: str, body: Graph, node: Node) -> str:
-    """The body for every `body.number` below count; its outputs, stacked."""
+def _loop(graph: Graph, count: str, body: Graph, node: Node, shape: tuple[Operand, Operand]) -> str:
+    """The body for every `body.number` below count; its outputs (B, *shape, D_v), stacked: (count, B, *shape, D_v).
+
+    onnx's own evaluator joins them along B instead, which the Reshape undoes.
+    """
     from onnx import TensorProto
 
     going, go_on = f"{body.prefix}going", f"{body.prefix}go_on"
     body.Identity(going, output=go_on)
     inputs = ((body.number, TensorProto.INT64), (going, TensorProto.BOOL))
-    return graph.Loop(graph.Squeeze(count), np.array(True), body=_subgraph(body, inputs, node, (go_on,)))
+    stacked = graph.Loop(graph.Squeeze(count), np.array(True), body=_subgraph(body, inputs, node, (go_on,)))
+    return graph.Reshape(stacked, graph.Concat(count, [-1], *shape, graph.size(node.v, 3), axis=0))
 
 
 def write_whole(graph: Graph, node: Node) -> None:
@@ -217,18 +221,15 @@ def write_whole(graph: Graph, node: Node) -> None:
 
 def write_heads(graph: Graph, node: Node) -> None:
     """The loop over heads of keys, each with the query heads that share it, and the heads beside each other again."""
-    blocks = _cut(graph, node)
-    heads = graph.size(node.k, 1)
+    blocks, heads = _cut(graph, node), graph.size(node.k, 1)
+    group: Operand = graph.Div(graph.size(node.q, 1), heads) if node.is_grouped else [1]
     body = graph.inner("head")
     number = body.Unsqueeze(body.number, [0])
     one: Range = number, body.Add(number, [1])
-    several = one
-    if node.is_grouped:
-        group = graph.Div(graph.size(node.q, 1), heads)
-        several = body.Mul(one[0], group), body.Mul(one[1], group)
+    several: Range = (body.Mul(one[0], group), body.Mul(one[1], group)) if node.is_grouped else one
     q, k, v = (body.Slice(source, *part, [1]) for source, part in ((node.q, several), (node.k, one), (node.v, one)))
-    _write_blocks(body, replace(node, q=q, k=k, v=v, mask=_part_of_mask(body, node, -3, several)), blocks)
-    stacked = _loop(graph, heads, body, node)  # (H_kv, B, H / H_kv, q_len, D_v)
+    _write_blocks(body, replace(node, q=q, k=k, v=v, mask=_part_of_mask(body, node, -3, several)), blocks, group)
+    stacked = _loop(graph, heads, body, node, (group, blocks.q_len))  # (H_kv, B, H / H_kv, q_len, D_v)
     joined = graph.Transpose(stacked, perm=[1, 0, 2, 3, 4])
     shape = graph.Concat([0], graph.size(node.q, 1), blocks.q_len, graph.size(node.v, 3), axis=0)
     graph.Reshape(joined, shape, output=graph.output)
@@ -256,12 +257,12 @@ def _cut(graph: Graph, node: Node) -> Blocks:
     return replace(blocks, shift=shift, position=position, table=table)
 
 
-def _write_blocks(graph: Graph, node: Node, blocks: Blocks) -> None:
+def _write_blocks(graph: Graph, node: Node, blocks: Blocks, group: Operand) -> None:
     """The loop over blocks of one head of keys, and its blocks behind each other: (B, H / H_kv, q_len, D_v)."""
     body = graph.inner("block")
     _write_block(body, node, blocks)
-    stacked = _loop(graph, blocks.count, body, node)
-    joined = graph.Transpose(stacked, perm=[1, 2, 0, 3, 4])  # (count, B, H, rows, D_v) -> (B, H, count, rows, D_v)
+    stacked = _loop(graph, blocks.count, body, node, (group, blocks.rows))
+    joined = graph.Transpose(stacked, perm=[1, 2, 0, 3, 4])  # (count, B, G, rows, D_v) -> (B, G, count, rows, D_v)
     flat = graph.Reshape(joined, graph.Concat([0, 0, -1], graph.size(node.v, 3), axis=0))  # (B, H, count * rows, D_v)
     # The last block begins before the end of the one in front of it where blocks do not come out even.
     before_last = graph.Mul(graph.Sub(blocks.count, [1]), blocks.rows)
