@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnbench.api import advise, bench, diff, export, open_run
-    from attnbench.bundles import export_bundle, verify
+    from attnbench.bundles import export_bundle, export_module, verify
     from attnbench.merging import merge
     from attnbench.reference import reference_attention
 
@@ -16,6 +16,7 @@ __all__ = [
     "diff",
     "export",
     "export_bundle",
+    "export_module",
     "merge",
     "open_run",
     "reference_attention",
@@ -28,6 +29,7 @@ _HOMES = {
     "diff": "attnbench.api",
     "export": "attnbench.api",
     "export_bundle": "attnbench.bundles",
+    "export_module": "attnbench.bundles",
     "verify": "attnbench.bundles",
     "merge": "attnbench.merging",
     "open_run": "attnbench.api",

@@ -54,6 +54,45 @@ def export_bundle(
     )
 
 
+def export_module(
+    *,
+    module: str,
+    inputs: Path | str,
+    target: str,
+    out: Path | str,
+    recipe: str = "auto",
+    opset: int | None = None,
+    seed: int = 0,
+    memory_limit_bytes: int | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> "Bundle":
+    """Write a torch.nn.Module of yours as a bundle, judged by itself in float64.
+
+    Args:
+        module: `package.module:Class`, imported in a worker from the folder of this process and installed packages.
+        inputs: a TOML file: its tensors, free dims, constructor's arguments and weights.
+        target: as `export_bundle`.
+        out: the folder; a bundle that is there is replaced.
+        recipe: the exporter that writes the model, or `auto`.
+        opset: None: the exporter's first.
+        seed: of the inputs, and of weights that no file gives.
+        memory_limit_bytes: of one worker.
+        say: told what goes on.
+
+    Raises:
+        InputError: a wrong value, or what is wrong with the module, with the line; nothing was written.
+        AttnbenchError: unavailable, unsupported, or the named error of the check that failed; nothing was written.
+    """
+    from attnbench.deploy.targets import find_target
+    from attnbench.deploy.user_module import ModuleSource
+    from attnbench.deploy.write import write_bundle
+
+    source = ModuleSource(module, Path(inputs), seed=seed, opset=opset)
+    return write_bundle(
+        source, find_target(target), Path(out), recipe=recipe, memory_limit_bytes=memory_limit_bytes, say=say
+    )
+
+
 def verify(
     folder: Path | str, *, options: Mapping[str, str] | None = None, memory_limit_bytes: int | None = None
 ) -> "Verification":

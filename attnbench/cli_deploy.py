@@ -13,6 +13,8 @@ from attnbench.errors import InputError
 from attnbench.options import HOW, WHAT, WHERE, Json, Lists, listed, single, switch
 
 DEPLOY = "What it is for"
+_OF_PROBLEM = ("preset", "part", "variant", "num_heads", "head_dim", "num_kv_heads", "v_head_dim", "mask", "scale",
+               "bias", "value_map", "dtype")  # fmt: skip
 _OF_BUNDLE = {"recipe": "--recipe", "max_len": "--max-len"}
 
 
@@ -34,6 +36,15 @@ def export(
     max_len: Annotated[
         str | None,
         single("--max-len", help="The largest T that a bundle proves.", metavar="N", panel=DEPLOY, default="512"),
+    ] = None,
+    module: Annotated[
+        str | None,
+        single(
+            "--module", help="A torch.nn.Module of yours, in a bundle.", metavar="PACKAGE.MODULE:CLASS", panel=DEPLOY
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None, single("--inputs", help="TOML: what it takes; see README.", metavar="FILE", panel=DEPLOY)
     ] = None,
     preset: Annotated[
         str | None, single("--preset", help="Shapes of a model; see explain presets.", metavar="NAME", panel=WHAT)
@@ -73,11 +84,15 @@ def export(
 ) -> int:
     """Write one attention problem: with --exporter one ONNX file, with --target a bundle that proves itself.
 
-    Batch size and lengths stay free. TARGET is onnxruntime-cpu, onnxruntime-cuda, tensorrt, tensorrt-rtx, openvino or
-    torch. A bundle is a folder: the model, golden cases with float64 outputs, verify.py, README.md, bundle.json.
+    With --module and --inputs a bundle of a module of yours: a worker imports its code from the folder where attnbench
+    is started and from the installed packages. Batch size and lengths stay free. TARGET is onnxruntime-cpu,
+    onnxruntime-cuda, tensorrt, tensorrt-rtx, openvino or torch. A bundle is a folder: the model, golden cases with
+    float64 outputs, verify.py, README.md, bundle.json.
     """
     if target is not None:
         return _export_bundle(context.params)
+    if module is not None or inputs is not None:
+        raise InputError("--module and --inputs are for a bundle; add --target TARGET, such as onnxruntime-cpu")
     if exporter is None:
         raise InputError("export needs --exporter NAME for one file, or --target TARGET for a bundle; got neither")
     given = [flag for name, flag in _OF_BUNDLE.items() if context.params[name] is not None]
@@ -98,7 +113,8 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
     """The command with --target."""
     if params["exporter"] is not None:
         raise InputError("--exporter is for one file; a bundle has --recipe NAME, or --recipe auto")
-    arguments = problem_arguments(params)
+    is_module = params["module"] is not None or params["inputs"] is not None
+    arguments = module_arguments(params) if is_module else problem_arguments(params)
     if params["max_len"] is not None:
         arguments["max_len"] = flags.parse_int("--max-len", params["max_len"], minimum=1, example="512")
     if params["recipe"] is not None:
@@ -106,7 +122,8 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
     out = flags.parse_bundle_out("--out", params["out"])
     from attnbench import bundles
 
-    made = bundles.export_bundle(target=params["target"], out=out, say=note, **arguments)
+    write = bundles.export_module if is_module else bundles.export_bundle
+    made = write(target=params["target"], out=out, say=note, **arguments)
     if params["as_json"]:
         say(json.dumps({"path": str(out), **made.model_dump(mode="json")}, indent=2))
         return 0
@@ -114,6 +131,27 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
         say(f"{check.result:8} {check.name}: {check.detail}")
     say(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {out / 'verify.py'}")
     return 0
+
+
+def module_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a module is exported, from the flags of `export`.
+
+    Raises:
+        InputError: one of --module and --inputs alone, or a flag of the built-in attention beside them.
+    """
+    if params["module"] is None or params["inputs"] is None:
+        alone = "--module" if params["inputs"] is None else "--inputs"
+        raise InputError(f"--module and --inputs go together, got {alone} alone; see README for both")
+    others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len") if params[n]]
+    if others:
+        raise InputError(
+            f"{', '.join(others)} is for the built-in attention; a module's sizes are in its --inputs file"
+        )
+    opset = flags.parse_sizes("--opset", None if params["opset"] is None else [params["opset"]])
+    return {
+        "module": params["module"], "inputs": Path(params["inputs"]), "opset": flags.only_one("opset", opset),
+        "seed": flags.parse_int("--seed", params["seed"], minimum=0, example="0"),
+    }  # fmt: skip
 
 
 def problem_arguments(params: Mapping[str, Any]) -> dict[str, Any]:

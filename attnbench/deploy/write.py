@@ -256,7 +256,8 @@ def _made_by(recipe: Recipe) -> str:
 def _checks(
     target: Target, recipe: Recipe, golden: tuple[Golden, ...], conformance: Sequence[Mapping[str, Any]], where: str
 ) -> tuple[Check, ...]:
-    used = max(case.errors[name] / limit for case in golden for name, limit in case.limits.items())
+    # A limit of 0 is that of integers, which are equal.
+    used = max(case.errors[n] / limit if limit else 0.0 for case in golden for n, limit in case.limits.items())
     found = [Check(name="golden cases", result="passed",
                    detail=f"{len(golden)} cases in {where}; the worst uses {used:.2f} of its limit")]  # fmt: skip
     if conformance:
