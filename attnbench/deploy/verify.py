@@ -106,7 +106,7 @@ def check_files(folder: Path) -> Bundle:
     Raises:
         Fault: a file is changed, missing or hostile.
     """
-    verify_bundle.check_files(folder, verify_bundle.read_bundle(folder))
+    verify_bundle.read_checked(folder)
     try:
         bundle = read_manifest(folder)
         if bundle.model.endswith(".onnx"):

@@ -101,6 +101,20 @@ def check_files(folder: Path, bundle: Mapping[str, Any]) -> None:
         check_external(inside(folder, bundle["model"]).read_bytes(), files)
 
 
+def read_checked(folder: Path) -> dict[str, Any]:
+    """What bundle.json says, after all files were looked at.
+
+    Raises:
+        Fault: a file is missing or changed.
+    """
+    bundle = read_bundle(folder)
+    try:
+        check_files(folder, bundle)
+    except (KeyError, TypeError, AttributeError) as err:
+        raise Fault(CHANGED, f"bundle.json is damaged: it does not have what a bundle has ({err!r})") from err
+    return bundle
+
+
 def inside(folder: Path, name: str) -> Path:
     """The regular file of that name in the folder.
 
@@ -255,8 +269,7 @@ def run_cases(
 def verify(folder: Path, options: Mapping[str, str], say: Callable[[str], object]) -> int:
     """Check the files, then run every case; tells one line each and what it means, and gives the exit code."""
     try:
-        bundle = read_bundle(folder)
-        check_files(folder, bundle)
+        bundle = read_checked(folder)
         wrong, count = 0, 0
         for case, errors, faults in run_cases(folder, bundle, load(folder, bundle, options)):
             shown = ", ".join(f"{n} {e:.3g} of {case['limits'][n]:.3g}" for n, e in errors.items())
