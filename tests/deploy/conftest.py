@@ -30,7 +30,7 @@ def ort_bundle(tmp_path_factory):
 def openvino_bundle(tmp_path_factory):
     """The same for OpenVINO."""
     pytest.importorskip("openvino")
-    return made(tmp_path_factory, "openvino")
+    return made(tmp_path_factory, "openvino", recipe="onnx-attention")
 
 
 @pytest.fixture(scope="session")
