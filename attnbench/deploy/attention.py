@@ -1,13 +1,13 @@
 """What a bundle of the built-in attention is made from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
 from attnbench.deploy import golden, models
-from attnbench.deploy.manifest import Golden, Tensor
+from attnbench.deploy.manifest import Check, Golden, Tensor
 from attnbench.deploy.shop import WITH_TORCH, Shop
 from attnbench.deploy.targets import Target
 from attnbench.errors import ArtifactError, AttnbenchError, InputError, UnavailableError
@@ -102,6 +102,20 @@ class AttentionSource:
         if p.variant == "decode":
             return p.at(q_len=2, kv_len=8, batch_size=2)
         return p.at(q_len=8, kv_len=6 if golden.has_two_lengths(p) else 8, batch_size=2)
+
+    def check(self, shop: Shop, plan: Mapping[str, Any], opset: int | None, folder: Path) -> tuple[Check, ...]:
+        """Sizes that the example did not show, constants of its length, dtypes, weights.
+
+        Raises:
+            AttnbenchError: the named error of the check that failed.
+        """
+        sizes = [size for case in plan["golden"] for name, size in case["sizes"].items() if name != "batch_size"]
+        found = shop.ask(
+            "attnbench.deploy.checks_attention:check_attention", preload=(plan["runtime"]["module"],),
+            folder=str(folder), plan=plan, problem=golden.traced_problem(self.problem).as_dict(), seed=self.seed,
+            max_len=max(sizes), opset=opset,
+        )  # fmt: skip
+        return tuple(Check(**check) for check in found["checks"])
 
     def wrong(self, sentence: str, faults: Sequence[str]) -> AttnbenchError:
         """It computes something else than the reference."""

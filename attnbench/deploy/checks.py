@@ -36,6 +36,7 @@ class Subject:
     outputs: Sequence[Tensor]
     example: Mapping[str, int]  # of every free dim: the size at which it was traced
     most: Mapping[str, int]  # of every free dim: the largest size that is promised
+    least: Mapping[str, int] = field(default_factory=dict)  # the smallest, where it is not 1
     known_sizes: Sequence[int] = ()  # that it has by right: heads, head_dim, weights' dims
     source_bytes: int | None = None  # of the parameters it was made from, shared ones once; None: not known
     other_trace: Path | None = None  # the same model, traced at other sizes
@@ -125,8 +126,12 @@ def _constants(subject: Subject, facts: ModelFacts) -> Check:
     return check_constants(facts, subject.example, (*subject.known_sizes, *fixed))
 
 
-def sizes_to_run(example: Mapping[str, int], most: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def sizes_to_run(
+    example: Mapping[str, int], most: Mapping[str, int], least: Mapping[str, int] | None = None
+) -> Iterator[dict[str, int]]:
     """Sizes that an example did not show: odd and all different, 2, twice the example, each at its most, 1.
+
+    All of them within least (None: 1) and most.
 
     Sizes above 1 come first: a runtime may compile for what it sees first.
     """
@@ -141,7 +146,7 @@ def sizes_to_run(example: Mapping[str, int], most: Mapping[str, int]) -> Iterato
     ]
     seen: list[dict[str, int]] = []
     for sizes in wanted:
-        clipped = {name: min(size, most[name]) for name, size in sizes.items()}
+        clipped = {name: max(min(size, most[name]), (least or {}).get(name, 1)) for name, size in sizes.items()}
         if clipped not in seen:
             seen.append(clipped)
             yield clipped
@@ -150,7 +155,7 @@ def sizes_to_run(example: Mapping[str, int], most: Mapping[str, int]) -> Iterato
 def _free_sizes(subject: Subject, run: Run, make_inputs: MakeInputs) -> Check:
     """It runs at every size and gives outputs of the promised shape and dtype."""
     _run_at(subject, subject.example, make_inputs(subject.example), run)
-    tried = list(sizes_to_run(subject.example, subject.most))
+    tried = list(sizes_to_run(subject.example, subject.most, subject.least))
     for sizes in tried:
         _run_at(subject, sizes, make_inputs(sizes), run)
     shown = "; ".join(_shown(sizes) for sizes in tried)
@@ -205,7 +210,7 @@ def _masked_rows(subject: Subject, run: Run, make_inputs: MakeInputs) -> Check:
     name = "NaN at fully masked rows"
     if not masks:
         return Check(name=name, result="not run", detail="no input is a boolean mask")
-    sizes = next(sizes_to_run(subject.example, subject.most))
+    sizes = next(sizes_to_run(subject.example, subject.most, subject.least))
     inputs = {key: np.array(array) for key, array in make_inputs(sizes).items()}
     for mask in masks:
         inputs[mask][..., 0, :] = False

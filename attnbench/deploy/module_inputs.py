@@ -202,7 +202,7 @@ def cases_of(found: ModuleInputs) -> list[Case]:
         clipped = {dim: min(max(size, ranges[dim].least), ranges[dim].most) for dim, size in sizes.items()}
         if clipped not in [case.sizes for case in cases]:
             cases.append(Case(name=name, sizes=clipped))
-    if any(_has_rows(tensor) for tensor in found.inputs.values()):
+    if any(has_rows(tensor) for tensor in found.inputs.values()):
         sizes = cases[0].sizes
         cases += [Case(name=f"rows-{value}".lower(), sizes=sizes, first_row=value) for value in (False, True)]
     for case in cases:
@@ -215,7 +215,8 @@ def cases_of(found: ModuleInputs) -> list[Case]:
     return cases
 
 
-def _has_rows(tensor: Input) -> bool:
+def has_rows(tensor: Input) -> bool:
+    """Is it a boolean input whose first row is tried all False and all True?"""
     return tensor.dtype == "bool" and tensor.whole_rows and len(tensor.dims) > 1
 
 
@@ -233,7 +234,7 @@ def make_arrays(found: ModuleInputs, case: Case, *, seed: int = 0) -> dict[str, 
     for name, shape in shapes(found, case.sizes).items():
         tensor = found.inputs[name]
         made[name] = _values(tensor, name, shape, seed)
-        if case.first_row is not None and _has_rows(tensor):
+        if case.first_row is not None and has_rows(tensor):
             made[name][..., 0, :] = case.first_row
     return made
 

@@ -1,4 +1,4 @@
-"""What a worker is asked about a module of the user: run and trace it, write its file. Answers are JSON."""
+"""What a worker is asked about a module of the user: run and trace it, write and check its file. Answers are JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from attnbench import plugins
+from attnbench.deploy.checks import Subject, check_model, check_running
 from attnbench.deploy.golden import npz
-from attnbench.deploy.manifest import GOLDEN, Golden
+from attnbench.deploy.manifest import GOLDEN, Golden, Tensor
 from attnbench.deploy.models import save_program
 from attnbench.deploy.module_code import build
-from attnbench.deploy.module_inputs import Case, ModuleInputs, cases_of, make_arrays
+from attnbench.deploy.module_inputs import Case, ModuleInputs, cases_of, has_rows, make_arrays
 from attnbench.deploy.module_reference import REFERENCE, Reference, is_float, output_specs, to_numpy
 from attnbench.deploy.module_trace import trace
+from attnbench.deploy.prove import plain
+from attnbench.deploy.verify_runtimes import Fault, load
 from attnbench.errors import InputError, UnsupportedError
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
@@ -110,11 +113,12 @@ def limits_of(spec: TensorSpec, own: Array, expected: Array) -> numerics.Limits:
 
 
 def _weights(made: Any) -> dict[str, Any]:
-    """How many tensors the module holds, and how many names share one with another."""
+    """How many tensors the module holds, how many names share one with another, their bytes and sizes."""
     named = list(made.named_parameters(remove_duplicate=False)) + list(made.named_buffers(remove_duplicate=False))
     distinct = {tensor.data_ptr(): tensor for _, tensor in named if tensor.numel()}
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
-    return {"names": len(named), "shared": len(named) - len(distinct), "size_bytes": size_bytes}
+    sizes = sorted({size for tensor in distinct.values() for size in tensor.shape})
+    return {"names": len(named), "shared": len(named) - len(distinct), "size_bytes": size_bytes, "sizes": sizes}
 
 
 def write(*, program: str, problem: dict[str, Any], exporter: str, opset: int | None, path: str) -> dict[str, Any]:
@@ -133,3 +137,43 @@ def write(*, program: str, problem: dict[str, Any], exporter: str, opset: int | 
     opset = opsets[0] if opset is None else opset
     plugin.export_program(torch.export.load(program), ModelProblem.from_dict(problem), opset, Path(path))  # type: ignore[attr-defined]
     return {"opset": opset}
+
+
+def check(
+    *, folder: str, plan: dict[str, Any], inputs: str, taken: dict[str, Any], seed: int, opset: int | None
+) -> dict[str, Any]:
+    """In a worker with the runtime: {"checks": entries of bundle.json}.
+
+    Args:
+        folder: that is to become the bundle.
+        plan: what bundle.json will say of runtime, model, inputs and outputs.
+        inputs: a `ModuleInputs` as JSON.
+        taken: the answer of `take`.
+        seed: of the inputs.
+        opset: that was asked; None: the model is no ONNX file, so only its runs are looked at.
+
+    Raises:
+        AttnbenchError: as `checks.check_model`, or the runtime does not load the file.
+    """
+    found = ModuleInputs.model_validate_json(inputs)
+    try:
+        run = load(Path(folder), plan, {})
+    except Fault as err:
+        raise UnsupportedError(str(err)) from err
+    masks = [
+        name for name, tensor in found.inputs.items() if has_rows(tensor) and "rows-false" not in taken["left_out"]
+    ]
+    subject = Subject(
+        path=Path(folder) / plan["model"], opset=opset or 0, inputs=[Tensor(**t) for t in plan["inputs"]],
+        outputs=[Tensor(**t) for t in plan["outputs"]], example=found.examples,
+        most={name: r.most for name, r in found.ranges.items()}, known_sizes=taken["weights"]["sizes"],
+        least={name: r.least for name, r in found.ranges.items()}, source_bytes=taken["weights"]["size_bytes"],
+        masks=masks,
+    )  # fmt: skip
+
+    def inputs_at(sizes: Mapping[str, int]) -> dict[str, Array]:
+        made = make_arrays(found, Case(name="check", sizes=dict(sizes)), seed=seed)
+        return {name: plain(array) for name, array in made.items()}
+
+    look = check_running if opset is None else check_model
+    return {"checks": [entry.model_dump(mode="json") for entry in look(subject, run, inputs_at)]}

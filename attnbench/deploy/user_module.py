@@ -1,13 +1,13 @@
 """What a bundle of a module of the user is made from."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
 from attnbench.deploy import models
-from attnbench.deploy.manifest import Golden, Tensor
+from attnbench.deploy.manifest import Check, Golden, Tensor
 from attnbench.deploy.module_inputs import ModuleInputs, cases_of, read_inputs
 from attnbench.deploy.shop import WITH_TORCH, Shop
 from attnbench.deploy.targets import Target
@@ -119,6 +119,22 @@ class ModuleSource:
             return shop.ask("attnbench.deploy.models:write_ir", preload=("openvino",), **fields)["model"], opset
         fields["external_bytes"] = self._external_bytes
         return shop.ask("attnbench.deploy.models:settle_onnx", preload=preload, **fields)["model"], opset
+
+    def check(self, shop: Shop, plan: Mapping[str, Any], opset: int | None, folder: Path) -> tuple[Check, ...]:
+        """Sizes that the example did not show, constants of its length, dtypes, weights.
+
+        Raises:
+            AttnbenchError: the named error of the check that failed.
+        """
+        free = set(self.inputs.ranges)
+        if any(isinstance(dim, str) and dim not in free for tensor in plan["outputs"] for dim in tensor["dims"]):
+            detail = "an output has a size that is none of an input; the golden cases cover its shapes"
+            return (Check(name="free sizes", result="not run", detail=detail),)
+        found = shop.ask(
+            f"{_TASKS}:check", preload=(plan["runtime"]["module"],), folder=str(folder), plan=plan, seed=self.seed,
+            inputs=self.inputs.model_dump_json(by_alias=True), taken=self._take(shop, folder), opset=opset,
+        )  # fmt: skip
+        return tuple(Check(**check) for check in found["checks"])
 
     def wrong(self, sentence: str, faults: Sequence[str]) -> AttnbenchError:
         """Which sizes or values are at fault, and what helps."""

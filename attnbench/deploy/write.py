@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attnbench
-from attnbench.deploy import place, verify_bundle, verify_runtimes
-from attnbench.deploy.golden import ranges_of, traced_problem
+from attnbench.deploy import place, recipes, verify_bundle, verify_runtimes
+from attnbench.deploy.golden import ranges_of
 from attnbench.deploy.manifest import (
     MANIFEST,
     VERIFIER,
@@ -51,6 +51,11 @@ class Source(Protocol):
         ...
 
     @property
+    def opset(self) -> int | None:
+        """As asked; None: the exporter's first."""
+        ...
+
+    @property
     def seed(self) -> int:
         """Of weights that are drawn."""
         ...
@@ -69,6 +74,20 @@ class Source(Protocol):
 
     def write_model(self, shop: Shop, target: Target, exporter: str, folder: Path) -> tuple[str, int | None]:
         """Write the model into the folder, scratch beside it; the file's name and its opset."""
+        ...
+
+    def check(self, shop: Shop, plan: Mapping[str, Any], opset: int | None, folder: Path) -> tuple[Check, ...]:
+        """What `checks` finds: sizes that the example did not show, constants of its length, dtypes, weights.
+
+        Args:
+            shop: of workers.
+            plan: what bundle.json will say of runtime, model, inputs, outputs and golden cases.
+            opset: that was asked; None: the model is no ONNX file.
+            folder: that is to become the bundle.
+
+        Raises:
+            AttnbenchError: the named error of the check that failed.
+        """
         ...
 
     def wrong(self, sentence: str, faults: Sequence[str]) -> AttnbenchError:
@@ -125,7 +144,7 @@ def write_bundle(
         OSError: the disk is full.
     """
     source.refuse()
-    candidates = _candidates(source, target, recipe)
+    candidates = _candidates(source, target, recipe, say)
     with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -134,7 +153,7 @@ def write_bundle(
         return _finish(source, target, proof, folder)
 
 
-def _candidates(source: Source, target: Target, recipe: str) -> list[Recipe]:
+def _candidates(source: Source, target: Target, recipe: str, say: Callable[[str], object]) -> list[Recipe]:
     """The recipes to try, in order.
 
     Raises:
@@ -146,8 +165,9 @@ def _candidates(source: Source, target: Target, recipe: str) -> list[Recipe]:
         return [Recipe(exporter="", opset=None, chosen_by="documented", reason=target.documented)]
     if recipe != AUTO:
         return [Recipe(exporter=recipe, opset=None, chosen_by="asked", reason="it was asked for")]
-    reason = f"{target.documented}; it was not timed"
-    return [Recipe(exporter=name, opset=None, chosen_by="documented", reason=reason) for name in target.recipes]
+    if source.problem is None:
+        return recipes.documented(target, "only the built-in attention is")
+    return recipes.choose_recipe(source.problem, target, seed=source.seed, opset=source.opset, say=say)
 
 
 def _first_right(
@@ -226,27 +246,9 @@ def _prove(
             )
     proved = tuple(case.model_copy(update={"errors": found["errors"][case.file]}) for case in golden)
     checks = _checks(target, recipe, proved, found["conformance"], where)
-    if source.problem is not None:
-        more = _more_checks(shop, source.problem, source.seed, plan, recipe.opset, folder)
-        checks = (*more, *(check for check in checks if check.name not in {found.name for found in more}))
+    more = source.check(shop, plan, recipe.opset if model.endswith(".onnx") else None, folder)
+    checks = (*more, *(check for check in checks if check.name not in {found.name for found in more}))
     return _Proof(model=model, recipe=recipe, golden=proved, checks=checks, conformance=tuple(found["conformance"]))
-
-
-def _more_checks(
-    shop: Shop, problem: Problem, seed: int, plan: Mapping[str, Any], opset: int | None, folder: Path
-) -> tuple[Check, ...]:
-    """What `checks` finds: sizes that the example did not show, constants of its length, dtypes, weights.
-
-    Raises:
-        AttnbenchError: the named error of the check that failed.
-    """
-    sizes = [size for case in plan["golden"] for name, size in case["sizes"].items() if name != "batch_size"]
-    found = shop.ask(
-        "attnbench.deploy.checks_attention:check_attention", preload=(plan["runtime"]["module"],), folder=str(folder),
-        plan=plan, problem=traced_problem(problem).as_dict(), seed=seed, max_len=max(sizes),
-        opset=opset if plan["model"].endswith(".onnx") else None,
-    )  # fmt: skip
-    return tuple(Check(**check) for check in found["checks"])
 
 
 def _made_by(recipe: Recipe) -> str:

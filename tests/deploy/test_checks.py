@@ -317,3 +317,9 @@ def test_weights_that_share_their_bytes_beside_the_model_count_once(tmp_path: Pa
             tensor.external_data.add(key=key, value=text)
     path.write_bytes(model.SerializeToString())
     assert check_weights(path, inspect_model(path), 1 << 18).detail == "262,144 bytes, none of them twice"
+
+
+def test_sizes_stay_above_the_least_that_is_promised() -> None:
+    found = list(sizes_to_run({"T": 7, "B": 5}, {"T": 100, "B": 50}, {"T": 2}))
+    assert {sizes["T"] for sizes in found} == {2, 3, 5, 14, 100}
+    assert {"T": 2, "B": 1} in found

@@ -215,6 +215,8 @@ def test_the_command_makes_a_bundle_that_verifies_without_attnbench(run: Any, fo
     made = read_manifest(folder / "bundle")
     assert (made.module, made.recipe.exporter) == ("blocks:Own", "onnx-blocked")
     assert made.ranges == {"batch": (1, 3), "T": (1, 40)}
+    passed = {check.name for check in made.checks if check.result == "passed"}
+    assert passed == {"opset", "checker", "contract", "weights", "constants", "free sizes", "golden cases"}
     script = [sys.executable, "-I", str(folder / "bundle" / "verify.py")]
     assert subprocess.run(script, cwd="/", check=False, capture_output=True).returncode == 0
 
