@@ -60,6 +60,10 @@ class Scaled:
         settled = settle_onnx(source=str(source), folder=str(folder), external_bytes=self.data_bytes or 1 << 30)
         return settled["model"], settled["opset"]
 
+    def check(self, shop, plan, opset, folder):
+        """Nothing more is looked at."""
+        return ()
+
     def wrong(self, sentence, faults):
         """In the sentence's own words."""
         return ArtifactError(sentence)
