@@ -44,7 +44,7 @@ def export(
         ),
     ] = None,
     inputs: Annotated[
-        str | None, single("--inputs", help="TOML: what it takes; see README.", metavar="FILE", panel=DEPLOY)
+        str | None, single("--inputs", help="TOML: what it takes; see docs/modules.md.", metavar="FILE", panel=DEPLOY)
     ] = None,
     preset: Annotated[
         str | None, single("--preset", help="Shapes of a model; see explain presets.", metavar="NAME", panel=WHAT)
@@ -141,7 +141,7 @@ def module_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     """
     if params["module"] is None or params["inputs"] is None:
         alone = "--module" if params["inputs"] is None else "--inputs"
-        raise InputError(f"--module and --inputs go together, got {alone} alone; see README for both")
+        raise InputError(f"--module and --inputs go together, got {alone} alone; see docs/modules.md")
     others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len") if params[n]]
     if others:
         raise InputError(

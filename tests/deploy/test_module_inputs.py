@@ -107,3 +107,12 @@ def test_inputs_that_no_machine_holds_are_refused_before_they_are_made(tmp_path:
 def test_a_missing_file_is_told_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere.toml' cannot be read: No such file"):
         read_inputs(tmp_path / "nowhere.toml")
+
+
+def test_the_file_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "modules.md").read_text(encoding="utf-8")
+    shown = text.partition("```toml\n")[2].partition("```")[0]
+    found = read(tmp_path, shown)
+    assert list(found.inputs) == ["x", "mask", "positions"]
+    assert found.examples["T"] == 13
+    assert "docs/modules.md" in (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
