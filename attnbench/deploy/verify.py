@@ -3,7 +3,7 @@
 Nothing of the bundle is executed but its model, and that only after its files were looked at.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,19 @@ from attnbench.deploy.shop import WITH_TORCH, Shop, open_shop
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, CHANGED, DRIFTED, RIGHT, Fault, kinds_of, load, read_case
 from attnbench.errors import AttnbenchError, InputError, ReadBackError
 from attnbench.problem import Problem
-from attnbench.untrusted import inspect_model
+from attnbench.untrusted import inspect_ir, inspect_model, inspect_pt2
 
 _BEGINS = {RIGHT: "right", DRIFTED: "drifted", CHANGED: "changed", CANNOT_LOAD: "cannot load"}
+_INSPECT: dict[str, Callable[[Path], object]] = {".onnx": inspect_model, ".xml": inspect_ir, ".pt2": inspect_pt2}
+# What bundles may set of a runtime; a `--option` of the user may be anything.
+_SETTINGS = {
+    "onnxruntime": frozenset({"providers", "provider_options", "threads", "memory_pattern"}),
+    "provider_options": frozenset({"use_tf32"}),
+    "openvino": frozenset(
+        {"device", "INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT"}
+    ),
+    "torch": frozenset({"threads", "float32_matmul_precision"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +119,26 @@ def check_files(folder: Path) -> Bundle:
     verify_bundle.read_checked(folder)
     try:
         bundle = read_manifest(folder)
-        if bundle.model.endswith(".onnx"):
-            inspect_model(folder / bundle.model)
+        inspect = _INSPECT.get(Path(bundle.model).suffix)
+        if inspect is not None:
+            inspect(folder / bundle.model)
     except InputError as err:
         raise Fault(CHANGED, str(err)) from err
+    _refuse_settings(bundle)
     return bundle
+
+
+def _refuse_settings(bundle: Bundle) -> None:
+    """A setting may name a file to write or a library to load: only those that attnbench gives are handed on.
+
+    Raises:
+        Fault: another one.
+    """
+    settings = bundle.runtime["settings"]
+    known = _SETTINGS.get(bundle.runtime["module"], frozenset())
+    inner = {key for options in settings.get("provider_options", ()) for key in options}
+    for key in (*(set(settings) - known), *(inner - _SETTINGS["provider_options"])):
+        raise Fault(CHANGED, f"bundle.json sets {key!r} of {bundle.runtime['distribution']}, which no bundle needs")
 
 
 def run_here(*, folder: str, options: dict[str, str]) -> dict[str, Any]:

@@ -230,6 +230,22 @@ def test_attnbench_verify_adds_torch_of_this_machine(ort_bundle):
     assert found.torch[0].isdigit()
 
 
+@pytest.mark.parametrize("bundle", ["openvino_bundle", "torch_bundle"])
+def test_attnbench_verify_takes_every_kind_of_model(request, bundle):
+    found = bundles.verify(request.getfixturevalue(bundle))
+    assert (found.exit_code, len(found.cases)) == (0, 6), found.sentence
+
+
+def test_a_setting_that_could_write_or_load_files_is_refused(ort_bundle, copy):
+    folder = copy(ort_bundle)
+    edit(folder, lambda fields: fields["runtime"]["settings"].update({"session.x_path": "/etc/passwd"}))
+    assert bundles.verify(folder).exit_code == 4
+    assert "sets 'session.x_path' of onnxruntime" in bundles.verify(folder).sentence
+    edit(folder, lambda fields: fields["runtime"]["settings"].pop("session.x_path"))
+    edit(folder, lambda fields: fields["runtime"]["settings"].update({"provider_options": [{"path": "x"}]}))
+    assert "sets 'path'" in bundles.verify(folder).sentence
+
+
 def test_attnbench_verify_survives_a_model_that_asks_for_all_memory(ort_bundle, copy):
     """A bomb with right hashes ends in the worker."""
     from onnx import TensorProto, helper, numpy_helper
