@@ -517,3 +517,63 @@ def test_a_model_that_is_not_there_or_no_file_is_refused(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "p.onnx")
     assert_refused(tmp_path / "p.onnx", "pipe")
     assert_refused(tmp_path / "a\0b.onnx", "no path")
+
+
+# ---- mutations
+
+
+def rich_model() -> Model:
+    """Something of everything: data outside, a function, a subgraph, a sparse tensor, metadata."""
+    body = helper.make_function("own", "F", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [])
+    inner = helper.make_graph([helper.make_node("Constant", [], ["c"], value=raw_tensor("k"))], "in", [], [])
+    nodes = [
+        helper.make_node("Loop", ["x"], ["l"], body=inner),
+        helper.make_node("F", ["x"], ["f"], domain="own"),
+        helper.make_node("ConstantOfShape", ["shape"], ["z"]),
+    ]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [3, 4])
+    model = small_model(outside(), shape, nodes=nodes, functions=[body])
+    sparse = model.graph.sparse_initializer.add(dims=[10])
+    sparse.values.CopyFrom(raw_tensor("sparse"))
+    sparse.indices.CopyFrom(helper.make_tensor("at", TensorProto.INT64, [4], [0, 1, 2, 3]))
+    model.metadata_props.add(key="k", value="v")
+    return model
+
+
+def mutated(blob: bytes, draw: np.random.Generator) -> bytes:
+    """Bits flipped, bytes put in, taken out and repeated, or the end cut off."""
+    data = bytearray(blob)
+    for _ in range(int(draw.integers(1, 6))):
+        at, count = int(draw.integers(len(data))), int(draw.integers(1, 60))
+        kind = int(draw.integers(5))
+        if kind == 0:
+            data[at] ^= 1 << int(draw.integers(8))
+        elif kind == 1:
+            data[at:at] = draw.bytes(count)
+        elif kind == 2 and len(data) > count:
+            del data[at : at + count]
+        elif kind == 3:
+            data[at:at] = data[at : at + count] * 3
+        elif at > 0:
+            del data[at:]
+        if not data:
+            break
+    return bytes(data)
+
+
+def test_500_mutations_give_facts_that_onnx_reads_too_or_a_named_error(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    blob = rich_model().SerializeToString()
+    assert inspect_model(save(tmp_path, blob)).operators["own::F"] == 1
+    refused = 0
+    for _ in range(500):
+        path = save(tmp_path, mutated(blob, draw))
+        try:
+            facts = inspect_model(path)
+        except UntrustedModelError:
+            refused += 1
+            continue
+        model = onnx.load(path, load_external_data=False)
+        assert [value.name for value in facts.outputs] == [value.name for value in model.graph.output]
+        assert facts.opsets.get("own") == next((o.version for o in model.opset_import if o.domain == "own"), None)
+    assert 300 < refused < 500
