@@ -1,6 +1,6 @@
 """Bundles from Python: a model that is shipped with what proves it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from attnbench.deploy.verify import Verification
 
 DEFAULT_MAX_LEN = 512
+DEFAULT_GPU_ARCHS = ("sm89", "sm120")
 
 
 def export_bundle(
@@ -18,6 +19,7 @@ def export_bundle(
     recipe: str = "auto",
     max_len: int = DEFAULT_MAX_LEN,
     opset: int | None = None,
+    gpu_archs: Sequence[str] = DEFAULT_GPU_ARCHS,
     seed: int = 0,
     preset: str | None = None,
     memory_limit_bytes: int | None = None,
@@ -32,6 +34,7 @@ def export_bundle(
         recipe: the exporter that writes the model, or `auto`.
         max_len: the largest T that is proved.
         opset: None: the exporter's first.
+        gpu_archs: of the engines of tensorrt-rtx, such as sm89.
         seed: of the weights.
         preset: shapes of a model.
         memory_limit_bytes: of one worker.
@@ -48,7 +51,7 @@ def export_bundle(
     from attnbench.deploy.write import write_bundle
 
     made = presets.make_problem(preset, problem)
-    source = AttentionSource(problem=made, seed=seed, opset=opset, max_len=max_len)
+    source = AttentionSource(problem=made, seed=seed, opset=opset, max_len=max_len, gpu_archs=tuple(gpu_archs))
     return write_bundle(
         source, find_target(target), Path(out), recipe=recipe, memory_limit_bytes=memory_limit_bytes, say=say
     )

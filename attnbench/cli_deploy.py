@@ -15,7 +15,7 @@ from attnbench.options import HOW, WHAT, WHERE, Json, Lists, listed, single, swi
 DEPLOY = "What it is for"
 _OF_PROBLEM = ("preset", "part", "variant", "num_heads", "head_dim", "num_kv_heads", "v_head_dim", "mask", "scale",
                "bias", "value_map", "dtype")  # fmt: skip
-_OF_BUNDLE = {"recipe": "--recipe", "max_len": "--max-len"}
+_OF_BUNDLE = {"recipe": "--recipe", "max_len": "--max-len", "gpu_archs": "--gpu-archs"}
 
 
 def export(
@@ -36,6 +36,10 @@ def export(
     max_len: Annotated[
         str | None,
         single("--max-len", help="The largest T that a bundle proves.", metavar="N", panel=DEPLOY, default="512"),
+    ] = None,
+    gpu_archs: Annotated[
+        str | None,
+        single("--gpu-archs", help="Of engines.", metavar="sm89,sm120", panel=DEPLOY, default="sm89,sm120"),
     ] = None,
     module: Annotated[
         str | None,
@@ -119,6 +123,10 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
         arguments["max_len"] = flags.parse_int("--max-len", params["max_len"], minimum=1, example="512")
     if params["recipe"] is not None:
         arguments["recipe"] = params["recipe"]
+    if params["gpu_archs"] is not None:
+        from attnbench.deploy.rtx import parse_archs
+
+        arguments["gpu_archs"] = parse_archs(params["gpu_archs"])
     out = flags.parse_bundle_out("--out", params["out"])
     from attnbench import bundles
 
@@ -142,7 +150,7 @@ def module_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     if params["module"] is None or params["inputs"] is None:
         alone = "--module" if params["inputs"] is None else "--inputs"
         raise InputError(f"--module and --inputs go together, got {alone} alone; see docs/modules.md")
-    others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len") if params[n]]
+    others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len", "gpu_archs") if params[n]]
     if others:
         raise InputError(
             f"{', '.join(others)} is for the built-in attention; a module's sizes are in its --inputs file"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
-from attnbench.deploy import golden, models
+from attnbench.deploy import golden, models, rtx
 from attnbench.deploy.manifest import Check, Golden, Tensor
 from attnbench.deploy.shop import WITH_TORCH, Shop
 from attnbench.deploy.targets import Target
@@ -33,6 +33,7 @@ class AttentionSource:
     seed: int
     opset: int | None = None  # None: the exporter's first
     max_len: int = 512  # the largest T that is proved
+    gpu_archs: tuple[str, ...] = rtx.DEFAULT_ARCHS  # of engines
     external_bytes: int = models.EXTERNAL_BYTES
     module: None = None
 
@@ -71,7 +72,13 @@ class AttentionSource:
         if target.kind == "pt2":
             fields: dict[str, Any] = {"problem": self.problem.as_dict(), "seed": self.seed, "folder": str(folder)}
             return shop.ask("attnbench.deploy.models:write_pt2", preload=WITH_TORCH, **fields)["model"], None
+        if target.kind == "engine":
+            rtx.require_builder()
         source, opset, preload = self._export(shop, exporter, folder)
+        if target.kind == "engine":
+            profile = rtx.profile_of(self.problem, self.max_len)
+            fields = {"source": str(source), "folder": str(folder), "archs": self.gpu_archs, "profile": profile}
+            return shop.ask("attnbench.deploy.rtx:build_engines", preload=(rtx.MODULE,), **fields)["model"], opset
         if target.kind == "openvino-ir":
             fields = {"source": str(source), "folder": str(folder)}
             return shop.ask("attnbench.deploy.models:write_ir", preload=("openvino",), **fields)["model"], opset

@@ -111,8 +111,18 @@ def _load_tensorrt(bundle: Bundle, case: Golden) -> list[str]:
             "Written by TensorRT's documentation; it was not run when this bundle was made."]  # fmt: skip
 
 
+def _load_tensorrt_rtx(bundle: Bundle, case: Golden) -> list[str]:
+    lines = ["from pathlib import Path", "", "import tensorrt_rtx as trt", "", "log = trt.Logger(trt.Logger.WARNING)",
+             f'engine = trt.Runtime(log).deserialize_cuda_engine(Path("{bundle.model}").read_bytes())',
+             "context = engine.create_execution_context()"]  # fmt: skip
+    return [*_code(lines), "", "An engine runs on the architecture in its name; `engines.json` says which lengths each "
+            "takes and what memory it plans. Running one is in `load_tensorrt_rtx` of verify.py. Compiled without a "
+            "GPU; not yet run or timed on one."]  # fmt: skip
+
+
 LOADING: dict[str, Callable[[Bundle, Golden], list[str]]] = {
     "onnxruntime": _load_onnxruntime, "openvino": _load_openvino, "torch": _load_torch, "tensorrt": _load_tensorrt,
+    "tensorrt_rtx": _load_tensorrt_rtx,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from attnbench.deploy.manifest import Check, Golden, Tensor
 from attnbench.deploy.module_inputs import ModuleInputs, cases_of, read_inputs
 from attnbench.deploy.shop import WITH_TORCH, Shop
 from attnbench.deploy.targets import Target
-from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, UnavailableError
+from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, UnavailableError, UnsupportedError
 from attnbench.model_problem import ModelProblem
 from attnbench.sweep.bench import with_fix
 
@@ -103,6 +103,9 @@ class ModuleSource:
         if target.kind == "pt2":
             (folder / models.PT2).write_bytes(program.read_bytes())
             return models.PT2, None
+        if target.kind == "engine":
+            raise UnsupportedError("no engine of a module is compiled here; take --target tensorrt, whose ONNX file "
+                                   "the builder of TensorRT-RTX takes too")  # fmt: skip
         probe = plugins.probe_all("exporter", [exporter])[exporter]
         if not probe.available:
             raise UnavailableError(f"{exporter} cannot work here: {with_fix(probe)}")

@@ -1,5 +1,6 @@
 """How verify.py loads a model: one function for every runtime, from inputs to outputs."""
 
+import ctypes
 import importlib
 import platform
 import sys
@@ -184,8 +185,92 @@ def load_torch(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]
     return run
 
 
+def load_tensorrt_rtx(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """TensorRT-RTX: the first engine of the bundle that fits this GPU; it has no settings.
+
+    Written by the documentation of TensorRT and of CUDA's driver: loading was tried without a GPU, running was not.
+    """
+    import tensorrt_rtx as trt
+
+    if settings:
+        raise Fault(USAGE, f"an engine has no setting {', '.join(settings)}: all was settled when it was compiled")
+    log, engine = quiet_log(trt), None
+    runtime = trt.Runtime(log)
+    for name in dict.fromkeys([bundle["model"], *(n for n in bundle["files"] if n.endswith(".engine"))]):
+        engine = engine or runtime.deserialize_cuda_engine((folder / name).read_bytes())
+    if engine is None:
+        words = next(reversed(log.errors), "it does not say why")
+        why = "there is no NVIDIA driver here, or one that is too old" if "cudaError 35" in words else words
+        raise Fault(CANNOT_LOAD, f"tensorrt-rtx {trt.__version__} here loads no engine of the bundle: {why}")
+    context, kinds, cuda = engine.create_execution_context(), kinds_of(bundle), Cuda()
+
+    def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        held = {n: np.ascontiguousarray(array) for n, array in inputs.items()}
+        held |= {n: np.zeros(shape, RAW[kinds[n]]) for n, shape in shapes.items()}
+        places = {n: cuda.allocate(array.nbytes) for n, array in held.items()}
+        for name, array in inputs.items():
+            cuda.call("cuMemcpyHtoD_v2", places[name], held[name].ctypes.data, held[name].nbytes)
+            if not context.set_input_shape(name, array.shape):
+                raise RuntimeError(
+                    f"input {name} of shape {array.shape} is outside of what the engine was compiled for"
+                )
+        for name, place in places.items():
+            context.set_tensor_address(name, place.value)
+        done = context.execute_async_v3(0)
+        cuda.call("cuCtxSynchronize")
+        for name in shapes:
+            cuda.call("cuMemcpyDtoH_v2", held[name].ctypes.data, places[name], held[name].nbytes)
+        for place in places.values():
+            cuda.call("cuMemFree_v2", place)
+        if not done:
+            raise RuntimeError("the engine could not be run: " + next(reversed(log.errors), "it does not say why"))
+        return {name: held[name] for name in shapes}
+
+    return run
+
+
+def quiet_log(trt: Any) -> Any:
+    """A logger of TensorRT that keeps errors in `errors` and prints nothing."""
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
+                self.errors.append(message)
+
+    return Log()
+
+
+class Cuda:
+    """Memory of the first GPU, by CUDA's driver."""
+
+    def __init__(self) -> None:
+        self._driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuInit", 0)
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """A function of the driver; addresses and sizes are 64 bits wide."""
+        wide = (ctypes.c_size_t(a) if isinstance(a, int) and name.startswith("cuMem") else a for a in arguments)
+        if (status := getattr(self._driver, name)(*wide)) != 0:
+            raise RuntimeError(f"CUDA's driver answers {name} with error {status}")
+
+    def allocate(self, size_bytes: int) -> Any:
+        """Memory on the GPU: its address, as ctypes.c_size_t."""
+        place = ctypes.c_size_t()
+        self.call("cuMemAlloc_v2", ctypes.byref(place), size_bytes)
+        return place
+
+
 LOADERS: dict[str, Callable[[Path, Mapping[str, Any], dict[str, Any]], Run]] = {
     "onnxruntime": load_onnxruntime, "openvino": load_openvino, "torch": load_torch,
+    "tensorrt_rtx": load_tensorrt_rtx,
 }  # fmt: skip
 
 
