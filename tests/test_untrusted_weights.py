@@ -13,7 +13,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from attnbench.errors import UntrustedModelError
-from attnbench.untrusted import read_safetensors, read_safetensors_header, snapshot, snapshot_model
+from attnbench.untrusted import (
+    read_safetensors,
+    read_safetensors_header,
+    snapshot,
+    snapshot_files,
+    snapshot_model,
+)
 
 
 def write_safetensors(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
@@ -186,3 +192,20 @@ def test_a_model_that_names_itself_as_its_data_is_refused(tmp_path: Path) -> Non
     (path.parent / "me_me.onnx").write_bytes(blob)
     with pytest.raises(UntrustedModelError, match="names itself"):
         snapshot_model(path.parent / "me_me.onnx", tmp_path / "into")
+
+
+def test_named_files_are_copied_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "from"
+    (folder / "golden").mkdir(parents=True)
+    for name in ("bundle.json", "golden/a.npz", "more"):
+        (folder / name).write_text(name)
+    snapshot_files(folder, ("bundle.json", "golden/a.npz"), tmp_path / "into")
+    found = {p.relative_to(tmp_path / "into").as_posix() for p in (tmp_path / "into").rglob("*") if p.is_file()}
+    assert found == {"bundle.json", "golden/a.npz"}
+    assert (tmp_path / "into" / "golden" / "a.npz").read_text() == "golden/a.npz"
+    (folder / "link").symlink_to("more")
+    for name, rule in (("../x", "stay inside"), ("link", "a link"), ("golden", "a folder")):
+        with pytest.raises(UntrustedModelError, match=rule):
+            snapshot_files(folder, (name,), tmp_path / f"into-{len(rule)}-{len(name)}")
+    with pytest.raises(UntrustedModelError, match="over 4 bytes"):
+        snapshot_files(folder, ("more", "bundle.json"), tmp_path / "little", max_bytes=8)

@@ -1,11 +1,12 @@
 """A copy that nobody else writes to: what is looked at is what is loaded."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 from attnbench.errors import UntrustedModelError
 from attnbench.untrusted.onnx_file import MAX_BYTES, ModelFacts, inspect_model
-from attnbench.untrusted.paths import open_inside, open_named
+from attnbench.untrusted.paths import check_name, open_inside, open_named
 
 _PIECE_BYTES = 1 << 20
 
@@ -39,6 +40,23 @@ def snapshot_model(path: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> tup
         with open_inside(path.parent, name) as file:
             _copy(file, into / name, size_bytes)
     return copy, inspect_model(copy, max_bytes=max_bytes)
+
+
+def snapshot_files(folder: Path, names: Iterable[str], into: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Copy files of a folder, by their names in it, into a new private folder.
+
+    Raises:
+        UntrustedModelError: a name that leads outside, a link, no plain file, or more bytes than that in all.
+        OSError: the copy cannot be written.
+    """
+    into.mkdir(mode=0o700)
+    left = max_bytes
+    for name in names:
+        target = into.joinpath(*check_name(name))
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open_inside(folder, name) as file:
+            _copy(file, target, left)
+        left -= target.stat().st_size
 
 
 def _copy(file: BinaryIO, to: Path, max_bytes: int) -> None:
