@@ -153,7 +153,7 @@ def npz(arrays: Mapping[str, Array]) -> bytes:
         for name, array in arrays.items():
             part = io.BytesIO()
             plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-            np.lib.format.write_array(part, np.ascontiguousarray(plain), allow_pickle=False)
+            np.lib.format.write_array(part, np.asarray(plain, order="C"), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
             info.external_attr = 0o644 << 16
             archive.writestr(info, part.getvalue())

@@ -36,6 +36,8 @@ class UserCode:
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         """Raise what is told in its place; our own errors, interrupts and missing memory go through."""
+        if isinstance(err, SystemExit):
+            raise InputError(f"{self.doing}: it calls sys.exit; take that out of what is imported and run") from err
         if not isinstance(err, Exception) or isinstance(err, AttnbenchError | MemoryError):
             return
         if not looks_like_oom(first_line(err)):

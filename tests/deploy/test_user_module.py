@@ -99,6 +99,28 @@ class Words(nn.Module):
     def forward(self, x):
         return x, "done"
 
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.full((40, 40), float("-inf")).triu(1))
+
+    def forward(self, x):
+        T = x.shape[1]
+        return ((x @ x.transpose(-1, -2)) / 6 + self.mask[:T, :T]).softmax(-1) @ x
+
+class AboveFive(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.shape[1] > 5 else x
+
+class Mean(nn.Module):
+    def forward(self, x, past):
+        joined = torch.cat((past, x), 1)
+        return joined, None, [joined.mean()]
+
+class Exits(nn.Module):
+    def __init__(self):
+        raise SystemExit(3)
+
 not_a_class = 3
 """
 X = '[inputs.x]\ndtype = "fp32"\ndims = ["batch", "T", 32]\n'
@@ -107,7 +129,6 @@ OWN = f"arguments = {{embed_dim = 32, num_heads = 4}}\n{X}"
 MASK = '[inputs.mask]\ndtype = "bool"\ndims = ["batch", 1, "T", "T"]\n'
 PAD = '[inputs.pad]\ndtype = "bool"\ndims = ["batch", "T"]\ntrue = 0.25\n'
 IDS = '[inputs.ids]\ndtype = "int64"\ndims = ["batch", "T"]\nfrom = 0\nto = 99\n'
-CPU = find_target("onnxruntime-cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -147,16 +168,23 @@ def take(module: str, toml: str) -> dict[str, Any]:
 
 def faults(module: str, toml: str, recipe: str) -> tuple[ModuleSource, list[str], dict[str, dict[str, float]]]:
     """Write a module by a recipe and run its cases in ONNX Runtime; the source, what is wrong, errors by case."""
-    found, shop = source(module, toml), Here()
+    found = source(module, toml)
     Path("work/new").mkdir(parents=True)
-    folder = Path("work/new")
+    return found, *run_cases(found, recipe, Path("work/new"), "onnxruntime-cpu")
+
+
+def run_cases(
+    found: ModuleSource, recipe: str, folder: Path, target_name: str
+) -> tuple[list[str], dict[str, dict[str, float]]]:
+    """What is wrong with the model of a source, and the errors by case."""
+    shop, target = Here(), find_target(target_name)
     golden = found.write_golden(shop, folder)  # type: ignore[arg-type]
-    model, _ = found.write_model(shop, CPU, recipe, folder)  # type: ignore[arg-type]
+    model, _ = found.write_model(shop, target, recipe, folder)  # type: ignore[arg-type]
     inputs, outputs = ([t.model_dump(mode="json") for t in tensors] for tensors in found.tensors())
-    plan = {"runtime": write.runtime_of(CPU, found), "model": model, "inputs": inputs, "outputs": outputs,
+    plan = {"runtime": write.runtime_of(target, found), "model": model, "inputs": inputs, "outputs": outputs,
             "golden": [case.model_dump(mode="json") for case in golden]}  # fmt: skip
     proved = prove.prove(folder=str(folder), plan=plan, problem=None, seed=0)
-    return found, proved["faults"], proved["errors"]
+    return proved["faults"], proved["errors"]
 
 
 def line_of(code: str) -> int:
@@ -289,6 +317,22 @@ def test_an_if_on_a_length_is_found_at_length_one() -> None:
     assert "write min = 2 in [ranges]" in str(error)
 
 
+@pytest.mark.parametrize("target", ["onnxruntime-cpu", "torch"])
+def test_a_table_that_is_sliced_may_be_taken_whole(target: str) -> None:
+    found = source("blocks:Table", X + SMALL)
+    Path("work/new").mkdir(parents=True)
+    wrong, errors = run_cases(found, "onnx-decomposed", Path("work/new"), target)
+    assert wrong == []
+    assert "golden/most-T.npz" in errors
+
+
+def test_outputs_of_sizes_of_their_own_and_single_numbers_are_judged() -> None:
+    past = '[inputs.past]\ndtype = "fp32"\ndims = ["batch", "P", 32]\n'
+    found, wrong, _ = faults("blocks:Mean", X + past + SMALL, "onnx-decomposed")
+    assert wrong == []
+    assert [(t.name, t.dims) for t in found.tensors()[1]] == [("y0", ("batch", "y0_1", 32)), ("y1", ())]
+
+
 def test_what_a_module_makes_in_fp32_is_made_in_float64_for_its_reference() -> None:
     for case in take("blocks:NormInFp32", X + SMALL)["golden"]:
         with np.load(Path("new") / case["file"]) as stored:
@@ -309,6 +353,8 @@ def test_what_a_module_makes_in_fp32_is_made_in_float64_for_its_reference() -> N
         ),
         (InputError, "OneLength", "return self.mask @ x", "RuntimeError: Expected size"),
         (InputError, "OnlyFp32", 'raise TypeError("I take float32")', "TypeError: I take float32"),
+        (FrozenDimError, "AboveFive", "", "allows only some sizes of a free dim (6 <= T and T <= 40); set min and max"),
+        (InputError, "Exits", "", "it calls sys.exit"),
         (InputError, "Random", "", "gives two answers to one question"),
         (InputError, "Words", "", "this one gives str; return tensors"),
         (InputError, "Own", "", "cannot be constructed with [arguments] (none): TypeError: Own.__init__() missing 2"),
