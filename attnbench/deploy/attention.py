@@ -8,7 +8,7 @@ from typing import Any
 from attnbench import plugins
 from attnbench.deploy import golden, models, rtx
 from attnbench.deploy.manifest import Check, Golden, Tensor
-from attnbench.deploy.shop import WITH_TORCH, Shop
+from attnbench.deploy.shop import WITH_EXPORTERS, Shop
 from attnbench.deploy.targets import Target
 from attnbench.errors import ArtifactError, AttnbenchError, InputError, UnavailableError
 from attnbench.problem import CACHE_ROOM, MASK_NAME, OUTPUT_NAME, Problem
@@ -58,7 +58,7 @@ class AttentionSource:
     def write_golden(self, shop: Shop, folder: Path) -> tuple[Golden, ...]:
         """The cases in golden/."""
         made = shop.ask(
-            "attnbench.deploy.golden:write_cases", preload=WITH_TORCH, folder=str(folder),
+            "attnbench.deploy.golden:write_cases", preload=WITH_EXPORTERS, folder=str(folder),
             problem=self.problem.as_dict(), seed=self.seed, max_len=self.max_len,
         )  # fmt: skip
         return tuple(Golden(**case) for case in made["golden"])
@@ -71,7 +71,7 @@ class AttentionSource:
         """
         if target.kind == "pt2":
             fields: dict[str, Any] = {"problem": self.problem.as_dict(), "seed": self.seed, "folder": str(folder)}
-            return shop.ask("attnbench.deploy.models:write_pt2", preload=WITH_TORCH, **fields)["model"], None
+            return shop.ask("attnbench.deploy.models:write_pt2", preload=WITH_EXPORTERS, **fields)["model"], None
         if target.kind == "engine":
             rtx.require_builder()
         source, opset, preload = self._export(shop, exporter, folder)
