@@ -17,6 +17,7 @@ def export_bundle(
     target: str,
     out: Path | str,
     recipe: str = "auto",
+    triton: bool = False,
     max_len: int = DEFAULT_MAX_LEN,
     opset: int | None = None,
     gpu_archs: Sequence[str] = DEFAULT_GPU_ARCHS,
@@ -32,6 +33,7 @@ def export_bundle(
         target: `onnxruntime-cpu`, `onnxruntime-cuda`, `tensorrt`, `tensorrt-rtx`, `openvino` or `torch`.
         out: the folder; a bundle that is there is replaced.
         recipe: the exporter that writes the model, or `auto`.
+        triton: add a model repository of Triton Inference Server, in triton/.
         max_len: the largest T that is proved.
         opset: None: the exporter's first.
         gpu_archs: of the engines of tensorrt-rtx, such as sm89.
@@ -53,8 +55,9 @@ def export_bundle(
     made = presets.make_problem(preset, problem)
     source = AttentionSource(problem=made, seed=seed, opset=opset, max_len=max_len, gpu_archs=tuple(gpu_archs))
     return write_bundle(
-        source, find_target(target), Path(out), recipe=recipe, memory_limit_bytes=memory_limit_bytes, say=say
-    )
+        source, find_target(target), Path(out), recipe=recipe, with_triton=triton,
+        memory_limit_bytes=memory_limit_bytes, say=say,
+    )  # fmt: skip
 
 
 def export_module(
@@ -64,6 +67,7 @@ def export_module(
     target: str,
     out: Path | str,
     recipe: str = "auto",
+    triton: bool = False,
     opset: int | None = None,
     seed: int = 0,
     memory_limit_bytes: int | None = None,
@@ -77,6 +81,7 @@ def export_module(
         target: as `export_bundle`.
         out: the folder; a bundle that is there is replaced.
         recipe: the exporter that writes the model, or `auto`.
+        triton: add a model repository of Triton Inference Server, in triton/.
         opset: None: the exporter's first.
         seed: of the inputs, and of weights that no file gives.
         memory_limit_bytes: of one worker.
@@ -92,8 +97,9 @@ def export_module(
 
     source = ModuleSource(module, Path(inputs), seed=seed, opset=opset)
     return write_bundle(
-        source, find_target(target), Path(out), recipe=recipe, memory_limit_bytes=memory_limit_bytes, say=say
-    )
+        source, find_target(target), Path(out), recipe=recipe, with_triton=triton,
+        memory_limit_bytes=memory_limit_bytes, say=say,
+    )  # fmt: skip
 
 
 def verify(

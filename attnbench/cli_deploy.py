@@ -15,7 +15,7 @@ from attnbench.options import HOW, WHAT, WHERE, Json, Lists, listed, single, swi
 DEPLOY = "What it is for"
 _OF_PROBLEM = ("preset", "part", "variant", "num_heads", "head_dim", "num_kv_heads", "v_head_dim", "mask", "scale",
                "bias", "value_map", "dtype")  # fmt: skip
-_OF_BUNDLE = {"recipe": "--recipe", "max_len": "--max-len", "gpu_archs": "--gpu-archs"}
+_OF_BUNDLE = {"recipe": "--recipe", "max_len": "--max-len", "gpu_archs": "--gpu-archs", "triton": "--triton"}
 
 
 def export(
@@ -41,6 +41,9 @@ def export(
         str | None,
         single("--gpu-archs", help="Of engines.", metavar="sm89,sm120", panel=DEPLOY, default="sm89,sm120"),
     ] = None,
+    triton: Annotated[
+        bool, switch("--triton", help="Add a model repository of Triton Inference Server.", panel=DEPLOY)
+    ] = False,
     module: Annotated[
         str | None,
         single(
@@ -99,7 +102,7 @@ def export(
         raise InputError("--module and --inputs are for a bundle; add --target TARGET, such as onnxruntime-cpu")
     if exporter is None:
         raise InputError("export needs --exporter NAME for one file, or --target TARGET for a bundle; got neither")
-    given = [flag for name, flag in _OF_BUNDLE.items() if context.params[name] is not None]
+    given = [flag for name, flag in _OF_BUNDLE.items() if context.params[name] not in (None, False)]
     if given:
         raise InputError(f"{', '.join(given)} is for a bundle; add --target, or leave it out")
     arguments = {**problem_arguments(context.params), "out": flags.parse_file_out("--out", out)}
@@ -123,6 +126,7 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
         arguments["max_len"] = flags.parse_int("--max-len", params["max_len"], minimum=1, example="512")
     if params["recipe"] is not None:
         arguments["recipe"] = params["recipe"]
+    arguments["triton"] = params["triton"]
     if params["gpu_archs"] is not None:
         from attnbench.deploy.rtx import parse_archs
 

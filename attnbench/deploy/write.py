@@ -5,13 +5,13 @@ import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import attnbench
-from attnbench.deploy import place, recipes, verify_bundle, verify_runtimes
+from attnbench.deploy import place, recipes, triton, verify_bundle, verify_runtimes
 from attnbench.deploy.golden import ranges_of
 from attnbench.deploy.manifest import (
     MANIFEST,
@@ -125,6 +125,7 @@ def write_bundle(
     out: Path,
     *,
     recipe: str = AUTO,
+    with_triton: bool = False,
     memory_limit_bytes: int | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Bundle:
@@ -135,6 +136,7 @@ def write_bundle(
         target: where it is to run.
         out: the folder; a bundle that is there is replaced.
         recipe: an exporter's name, or `auto`.
+        with_triton: add a model repository of Triton Inference Server.
         memory_limit_bytes: of one worker.
         say: told what goes on.
 
@@ -144,13 +146,23 @@ def write_bundle(
         OSError: the disk is full.
     """
     source.refuse()
+    if with_triton:
+        triton.require_backend(target)
     candidates = _candidates(source, target, recipe, say)
     with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
         with ThreadPoolExecutor(max_workers=1) as pool:
             cases = pool.submit(source.write_golden, shop, folder)
             proof = _first_right(source, target, candidates, shop, folder, cases.result, say)
-        return _finish(source, target, proof, folder)
+        return _finish(source, target, _with_triton(source, target, proof, folder) if with_triton else proof, folder)
+
+
+def _with_triton(source: Source, target: Target, proof: _Proof, folder: Path) -> _Proof:
+    """The proof with what was not proved: the model repository that is written here."""
+    name = f"attention_{source.problem.variant}" if source.problem else str(source.module).rpartition(":")[2]
+    made = triton.write_repository(folder, target, proof.model, *source.tensors(), name)
+    detail = f"{made.relative_to(folder).as_posix()} is written by the documentation; no server was run"
+    return replace(proof, checks=(*proof.checks, Check(name="Triton", result="not run", detail=detail)))
 
 
 def _candidates(source: Source, target: Target, recipe: str, say: Callable[[str], object]) -> list[Recipe]:

@@ -15,6 +15,8 @@ from tests.deploy.bundles import update_hash
         ("export -o x", ["needs --exporter NAME for one file, or --target TARGET"]),
         ("export --exporter onnx-attention --recipe auto -o x.onnx", ["--recipe is for a bundle; add --target"]),
         ("export --exporter onnx-attention --max-len 64 -o x.onnx", ["--max-len is for a bundle"]),
+        ("export --exporter onnx-attention --triton -o x.onnx", ["--triton is for a bundle; add --target"]),
+        ("export --target tensorrt-rtx --gpu-archs sm90 -o x", ["--gpu-archs must be of sm75", "got 'sm90'"]),
         ("export --target torch --exporter onnx-attention -o x", ["--exporter is for one file"]),
         ("export --target trt -o x", ["no target 'trt'; there are onnxruntime-cpu"]),
         ("export --target tensorrt --recipe onnx-blocked -o x", ["no recipe 'onnx-blocked'; it has auto"]),
