@@ -3,21 +3,24 @@
 Nothing of the bundle is executed but its model, and that only after its files were looked at.
 """
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from attnbench.deploy import verify_bundle
-from attnbench.deploy.manifest import Bundle, read_manifest
+from attnbench.deploy.manifest import MANIFEST, Bundle, read_manifest
 from attnbench.deploy.shop import WITH_TORCH, Shop, open_shop
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, CHANGED, DRIFTED, RIGHT, Fault, kinds_of, load, read_case
-from attnbench.errors import AttnbenchError, InputError, ReadBackError
+from attnbench.errors import AttnbenchError, InputError, ReadBackError, UntrustedModelError
 from attnbench.problem import Problem
-from attnbench.untrusted import inspect_ir, inspect_model, inspect_pt2
+from attnbench.untrusted import inspect_ir, inspect_model, inspect_pt2, snapshot_files
 
 _BEGINS = {RIGHT: "right", DRIFTED: "drifted", CHANGED: "changed", CANNOT_LOAD: "cannot load"}
 _INSPECT: dict[str, Callable[[Path], object]] = {".onnx": inspect_model, ".xml": inspect_ir, ".pt2": inspect_pt2}
+# Nobody can look into an engine; TensorRT-RTX loads none that holds code of the host unless it is told to.
+_ENGINE = (".engine", "tensorrt_rtx")
 # What bundles may set of a runtime; a `--option` of the user may be anything.
 _SETTINGS = {
     "onnxruntime": frozenset({"providers", "provider_options", "threads", "memory_pattern"}),
@@ -87,16 +90,47 @@ def verify(
         bundle = check_files(folder)
     except Fault as err:
         return Verification(exit_code=err.code, sentence=str(err))
-    with open_shop(memory_limit_bytes) as shop:
+    with tempfile.TemporaryDirectory(prefix="attnbench-") as private, open_shop(memory_limit_bytes) as shop:
         try:
-            found = shop.ask(f"{__name__}:run_here", preload=(), folder=str(folder), options=dict(options or {}))
+            copy = _private_copy(folder, bundle, Path(private))
+            found = shop.ask(f"{__name__}:run_here", preload=(), folder=str(copy), options=dict(options or {}))
+        except Fault as err:
+            return Verification(exit_code=err.code, sentence=str(err))
         except InputError:
             raise
         except AttnbenchError as err:  # it crashed, hung or ran out of memory
             return Verification(exit_code=CANNOT_LOAD, sentence=f"{bundle.model}: {err}")
         if found["fault"] is not None:
             return Verification(exit_code=CANNOT_LOAD, sentence=found["fault"])
-        torch, torch_errors = _torch(shop, folder, bundle)
+        torch, torch_errors = _torch(shop, copy, bundle)
+    return _verdict(bundle, found, torch, torch_errors)
+
+
+def _private_copy(folder: Path, bundle: Bundle, private: Path) -> Path:
+    """The files of the bundle where nobody else writes, looked at there: what is swapped later is not loaded.
+
+    Raises:
+        Fault: they are other files than a moment ago.
+        InputError: there is no room for them.
+    """
+    copy = private / "bundle"
+    try:
+        snapshot_files(folder, (MANIFEST, *bundle.files), copy)
+    except UntrustedModelError as err:
+        raise Fault(CHANGED, str(err)) from err
+    except OSError as err:
+        raise InputError(
+            f"the bundle cannot be copied to {str(private)!r}: {err.strerror}; set TMPDIR to a folder with room"
+        ) from err
+    if check_files(copy) != bundle:
+        raise Fault(CHANGED, f"{MANIFEST} was changed while it was read; copy the bundle to where nobody writes")
+    return copy
+
+
+def _verdict(
+    bundle: Bundle, found: Mapping[str, Any], torch: str, torch_errors: Mapping[str, dict[str, float]]
+) -> Verification:
+    """What the cases say."""
     cases = tuple(
         CaseFound(file=case["file"], errors=case["errors"], limits=case["limits"], faults=tuple(case["faults"]),
                   torch_errors=torch_errors.get(case["file"], {}))
@@ -119,9 +153,12 @@ def check_files(folder: Path) -> Bundle:
     verify_bundle.read_checked(folder)
     try:
         bundle = read_manifest(folder)
-        inspect = _INSPECT.get(Path(bundle.model).suffix)
+        suffix = Path(bundle.model).suffix
+        inspect = _INSPECT.get(suffix)
         if inspect is not None:
             inspect(folder / bundle.model)
+        elif (suffix, bundle.runtime["module"]) != _ENGINE:
+            raise Fault(CHANGED, f"{bundle.model!r} is no kind of model that can be looked at: {', '.join(_INSPECT)}")
     except InputError as err:
         raise Fault(CHANGED, str(err)) from err
     _refuse_settings(bundle)
