@@ -10,7 +10,6 @@ from typing import Any
 from attnbench import plugins
 from attnbench.deploy.manifest import Recipe
 from attnbench.deploy.targets import Target
-from attnbench.interfaces import Probe
 from attnbench.measure import environment
 from attnbench.measure import statistics as stats
 from attnbench.problem import Problem
@@ -39,7 +38,12 @@ class Timed:
     status: Status = "ok"
     reason: str = ""
     ratios: dict[int, stats.Ratio] = field(default_factory=dict)  # T -> time(plain) / time(this)
-    peak_bytes: int | None = None  # at the largest T
+    peaks: dict[int, int | None] = field(default_factory=dict)  # T -> peak bytes, of the T it was measured at
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """At the largest T at which it was measured."""
+        return self.peaks[max(self.peaks)] if self.peaks else None
 
     def ratio(self, part: Callable[[stats.Ratio], float] = lambda found: found.ratio) -> float:
         """Geometric mean over T of the ratio, or of a bound of its interval."""
@@ -89,11 +93,13 @@ def choose_recipe(
     """
     if target.runtime is None:
         return documented(target, f"nothing here runs {target.name}")
-    runtime = plugins.probe_all("runtime", [target.runtime])
-    exporters = plugins.probe_all("exporter", sorted({*target.recipes, PLAIN}))
-    if not runtime[target.runtime].available:
-        return documented(target, with_fix(runtime[target.runtime]))
-    found, noise = _time_all(problem, target.runtime, runtime, exporters, seed, opset, seq_lens, timing_s)
+    probe = plugins.probe_all("runtime", [target.runtime])[target.runtime]
+    if not probe.available:
+        return documented(target, with_fix(probe))
+    names = [PLAIN, *(name for name in target.recipes if name != PLAIN)]
+    found, noise = time_recipes(
+        problem, names, target.runtime, seed=seed, opset=opset, seq_lens=seq_lens, timing_s=timing_s
+    )
     offered = [timed for timed in found if timed.name in target.recipes]
     for line in table(offered, noise, seq_lens):
         say(line)
@@ -162,19 +168,30 @@ def table(found: Sequence[Timed], noise: float, seq_lens: Sequence[int]) -> list
     return [*lines, f"x: time of {PLAIN} over time of the recipe; noise floor {noise:.1%}"]
 
 
-def _time_all(
+def time_recipes(
     problem: Problem,
+    names: Sequence[str],
     runtime: str,
-    runtime_probes: Mapping[str, Probe],
-    exporter_probes: Mapping[str, Probe],
-    seed: int,
-    opset: int | None,
-    seq_lens: Sequence[int],
-    timing_s: float,
+    *,
+    seed: int = 0,
+    opset: int | None = None,
+    seq_lens: Sequence[int] = SEQ_LENS,
+    timing_s: float = TIMING_S,
+    memory_at: Sequence[int] | None = None,
 ) -> tuple[list[Timed], float]:
-    """Every exporter through the runtime at every T, and the noise floor."""
-    plain = Arm(exporter=PLAIN, runtime=runtime, opset=opset)
-    arms = [plain, *(Arm(exporter=name, runtime=runtime, opset=opset) for name in exporter_probes if name != PLAIN)]
+    """Every recipe through a runtime at every T, judged and timed; and the noise floor.
+
+    Args:
+        problem: what is exported; its lengths do not matter.
+        names: exporters; the first is the one that ratios are over.
+        runtime: an attnbench runtime that is available.
+        seed: of weights and inputs.
+        opset: None: each exporter's first.
+        seq_lens: T to time at.
+        timing_s: of each T.
+        memory_at: T to measure peak memory at; None: the largest.
+    """
+    arms = [Arm(exporter=name, runtime=runtime, opset=opset) for name in names]
     found = {arm.label: Timed(name=arm.exporter, opset=opset) for arm in arms}
     env, _ = environment.scrubbed_environment(1)
     noise: list[float] = []
@@ -183,16 +200,16 @@ def _time_all(
         for name in (*FOLDERS, run_dir.work_path.name):
             (run_dir.path / name).mkdir()
         bench = Bench(
-            sweep=Sweep(baseline=plain.label, seed=seed, time_budget_s=None), threads=1, arms=arms, run_dir=run_dir,
-            servers=servers, run_id="recipes", runtime_probes=runtime_probes, exporter_probes=exporter_probes,
+            sweep=Sweep(baseline=arms[0].label, seed=seed, time_budget_s=None), threads=1, arms=arms, run_dir=run_dir,
+            servers=servers, run_id="recipes", runtime_probes=plugins.probe_all("runtime", [runtime]),
+            exporter_probes=plugins.probe_all("exporter", names),
         )  # fmt: skip
         bench.export_all([sized(problem, seq_lens[0])])
         for seq_len in seq_lens:
             bench.arms = [arm for arm in arms if found[arm.label].status == "ok"]
-            group = Group(
-                bench=bench, problem=sized(problem, seq_len), progress=Silent(), known_oom={},
-                measures_memory=seq_len == max(seq_lens),
-            )  # fmt: skip
+            is_measured = seq_len in (memory_at or [max(seq_lens)])
+            group = Group(bench=bench, problem=sized(problem, seq_len), progress=Silent(), known_oom={},
+                          measures_memory=is_measured)  # fmt: skip
             group.run(timing_s)
             _take(group, found, seq_len, noise)
     return list(found.values()), stats.noise_floor(noise) or 0.0
@@ -205,12 +222,13 @@ def _take(group: Group, found: Mapping[str, Timed], seq_len: int, noise: list[fl
     for case in group.cases:
         timed = found[case.arm.label]
         timed.status, timed.reason = case.status or "ok", case.reason
-        timed.peak_bytes = case.peak_host_bytes
+        if group.measures_memory:
+            timed.peaks[seq_len] = case.peak_host_bytes
         if timed.status == "ok":
             assert case.lane is not None
             ratio = rounds.ratio_of(group.lanes, case.lane)
             if ratio is None or group.lanes[0].arm != group.bench.sweep.baseline:
-                timed.status, timed.reason = "error", f"{PLAIN} could not be timed, so that there is no ratio"
+                timed.status, timed.reason = "error", "the plain export could not be timed, so that there is no ratio"
             else:
                 timed.ratios[seq_len] = ratio
 

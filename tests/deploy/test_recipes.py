@@ -14,7 +14,7 @@ def make_ratio(mid: float, width: float = 0.01) -> Ratio:
 
 def timed(name: str, *mids: float, peak_mib: int | None = 100) -> Timed:
     ratios = {128 * 4**i: make_ratio(mid) for i, mid in enumerate(mids)}
-    return Timed(name=name, opset=None, ratios=ratios, peak_bytes=None if peak_mib is None else peak_mib << 20)
+    return Timed(name=name, opset=None, ratios=ratios, peaks={128: None if peak_mib is None else peak_mib << 20})
 
 
 def test_the_fastest_in_geometric_mean_is_taken() -> None:
