@@ -29,6 +29,7 @@ _SETTINGS = {
         {"device", "INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT"}
     ),
     "torch": frozenset({"threads", "float32_matmul_precision"}),
+    "tensorrt": frozenset({"tf32"}),
 }
 
 

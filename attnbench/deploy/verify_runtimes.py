@@ -202,6 +202,54 @@ def load_tensorrt_rtx(folder: Path, bundle: Mapping[str, Any], settings: dict[st
         words = next(reversed(log.errors), "it does not say why")
         why = "there is no NVIDIA driver here, or one that is too old" if "cudaError 35" in words else words
         raise Fault(CANNOT_LOAD, f"tensorrt-rtx {trt.__version__} here loads no engine of the bundle: {why}")
+    return run_engine(engine, bundle, log)
+
+
+def load_tensorrt(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """TensorRT: compiles the ONNX file for this GPU first, in minutes at worst; setting: tf32.
+
+    Written by the documentation of TensorRT: compiling was tried with TensorRT-RTX's same calls, running was not.
+    """
+    import tensorrt as trt
+
+    tf32 = str(settings.pop("tf32", False)) == "True"
+    if settings:
+        raise Fault(USAGE, f"TensorRT has no setting {', '.join(settings)} here; it has tf32")
+    log = quiet_log(trt)
+    blob = compile_engine(trt, log, folder / bundle["model"], bundle, tf32=tf32)
+    engine = trt.Runtime(log).deserialize_cuda_engine(blob)
+    if engine is None:
+        raise RuntimeError(next(reversed(log.errors), "it does not say why"))
+    return run_engine(engine, bundle, log)
+
+
+def compile_engine(trt: Any, log: Any, path: Path, bundle: Mapping[str, Any], *, tf32: bool) -> Any:
+    """An engine for all sizes that were proved, with the types of the file."""
+    builder = trt.Builder(log)
+    typed = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # from TensorRT 11 there is no other
+    network = builder.create_network(0 if typed is None else 1 << int(typed))
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse_from_file(str(path)):
+        told = [parser.get_error(index) for index in range(parser.num_errors)]
+        raise RuntimeError(
+            "; ".join(f"{e.desc()} at node {e.node_name() or e.node()} ({e.node_operator()})" for e in told)
+        )
+    config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+    if not tf32:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    for tensor in bundle["inputs"]:
+        ends = zip(*((bundle["ranges"][d] if isinstance(d, str) else (d, d)) for d in tensor["dims"]), strict=True)
+        least, most = (tuple(end) for end in ends)
+        profile.set_shape(tensor["name"], least, most, most)
+    config.add_optimization_profile(profile)
+    blob = builder.build_serialized_network(network, config)
+    if blob is None:
+        raise RuntimeError(next(reversed(log.errors), "it does not say why"))
+    return blob
+
+
+def run_engine(engine: Any, bundle: Mapping[str, Any], log: Any) -> Run:
+    """Calls of an engine of either TensorRT, inputs and outputs copied."""
     context, kinds, cuda = engine.create_execution_context(), kinds_of(bundle), Cuda()
 
     def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
@@ -270,7 +318,7 @@ class Cuda:
 
 LOADERS: dict[str, Callable[[Path, Mapping[str, Any], dict[str, Any]], Run]] = {
     "onnxruntime": load_onnxruntime, "openvino": load_openvino, "torch": load_torch,
-    "tensorrt_rtx": load_tensorrt_rtx,
+    "tensorrt": load_tensorrt, "tensorrt_rtx": load_tensorrt_rtx,
 }  # fmt: skip
 
 

@@ -321,6 +321,8 @@ def settings_of(target: Target, source: Source) -> dict[str, Any]:
                 "PERFORMANCE_HINT": "LATENCY"}  # fmt: skip
     if target.module == "torch":
         return {"threads": 1, "float32_matmul_precision": "highest"}
+    if target.module == "tensorrt":
+        return {"tf32": False}
     return {}
 
 

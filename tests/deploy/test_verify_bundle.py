@@ -179,3 +179,15 @@ def test_settings_keep_the_precision_of_the_model():
     assert settings["openvino"]["INFERENCE_PRECISION_HINT"] == "f32"
     assert settings["onnxruntime-cuda"]["provider_options"] == [{"use_tf32": "0"}]
     assert settings["torch"]["float32_matmul_precision"] == "highest"
+
+
+def test_an_onnx_bundle_is_compiled_by_the_calls_of_tensorrt(ort_bundle):
+    """TensorRT-RTX has the same ones, and compiles without a GPU."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    fields = json.loads((ort_bundle / "bundle.json").read_bytes())
+    log = verify_runtimes.quiet_log(trt)
+    blob = verify_runtimes.compile_engine(trt, log, ort_bundle / "model.onnx", fields, tf32=False)
+    assert blob.nbytes > 10_000
+    fields["ranges"]["seq_len"] = [1, 0]
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        verify_runtimes.compile_engine(trt, log, ort_bundle / "model.onnx", fields, tf32=False)
