@@ -1,11 +1,15 @@
 """Engines of TensorRT-RTX: compiled without a GPU where it is installed, refused in words where it is not."""
 
+import ctypes
 import importlib.util
 import json
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from attnbench import bundles
@@ -86,6 +90,69 @@ def test_an_engine_that_is_not_loaded_is_exit_code_5_with_the_reason(
     with pytest.raises(Fault, match=said) as caught:
         load(tmp_path, bundle, {})
     assert caught.value.code == CANNOT_LOAD
+
+
+class FakeDriver:
+    """CUDA's driver whose memory is this process's: every function gives 0."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, ctypes.Array[ctypes.c_char]] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *arguments: 0
+
+    def cuMemAlloc_v2(self, place: Any, size: ctypes.c_size_t) -> int:
+        memory = ctypes.create_string_buffer(size.value)
+        place._obj.value = ctypes.addressof(memory)
+        self.held[place._obj.value] = memory
+        return 0
+
+    def cuMemcpyHtoD_v2(self, to: ctypes.c_size_t, source: ctypes.c_size_t, size: ctypes.c_size_t) -> int:
+        ctypes.memmove(to.value, source.value, size.value)
+        return 0
+
+    def cuMemcpyDtoH_v2(self, to: ctypes.c_size_t, source: ctypes.c_size_t, size: ctypes.c_size_t) -> int:
+        return self.cuMemcpyHtoD_v2(to, source, size)
+
+    def cuMemFree_v2(self, place: ctypes.c_size_t) -> int:
+        del self.held[place.value]
+        return 0
+
+
+class FakeContext:
+    """An engine that gives y = 2 x for up to 8 numbers."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, int] = {}
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        self.shape = shape
+        return shape[0] <= 8
+
+    def set_tensor_address(self, name: str, place: int) -> None:
+        self.places[name] = place
+
+    def execute_async_v3(self, stream: int) -> bool:
+        x, y = (np.ctypeslib.as_array((ctypes.c_float * self.shape[0]).from_address(self.places[n])) for n in "xy")
+        y[:] = 2 * x
+        return True
+
+
+def test_an_engine_runs_through_the_memory_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, driver = fake_package(""), FakeDriver()
+    engine = types.SimpleNamespace(create_execution_context=FakeContext)
+    monkeypatch.setattr(module.Runtime, "deserialize_cuda_engine", lambda self, data: engine)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", module)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    (tmp_path / "model-sm89.engine").write_bytes(b"engine")
+    runtime = {"distribution": "tensorrt-rtx", "version": "1.7.1", "module": "tensorrt_rtx", "settings": {}}
+    tensors = {kind: [{"name": name, "dtype": "fp32"}] for kind, name in (("inputs", "x"), ("outputs", "y"))}
+    run = load(tmp_path, {"runtime": runtime, "model": "model-sm89.engine", "files": {}, **tensors}, {})
+    x = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(run({"x": x}, {"y": (5,)})["y"], 2 * x)
+    assert driver.held == {}
+    with pytest.raises(RuntimeError, match="outside of what the engine was compiled for"):
+        run({"x": np.zeros(9, np.float32)}, {"y": (9,)})
 
 
 def test_an_engine_is_compiled_for_every_architecture_without_a_gpu(tmp_path: Path) -> None:
