@@ -69,6 +69,7 @@ def export_module(
     recipe: str = "auto",
     triton: bool = False,
     opset: int | None = None,
+    gpu_archs: Sequence[str] = DEFAULT_GPU_ARCHS,
     seed: int = 0,
     memory_limit_bytes: int | None = None,
     say: Callable[[str], object] = lambda text: None,
@@ -83,6 +84,7 @@ def export_module(
         recipe: the exporter that writes the model, or `auto`.
         triton: add a model repository of Triton Inference Server, in triton/.
         opset: None: the exporter's first.
+        gpu_archs: of the engines of tensorrt-rtx, such as sm89.
         seed: of the inputs, and of weights that no file gives.
         memory_limit_bytes: of one worker.
         say: told what goes on.
@@ -95,7 +97,7 @@ def export_module(
     from attnbench.deploy.user_module import ModuleSource
     from attnbench.deploy.write import write_bundle
 
-    source = ModuleSource(module, Path(inputs), seed=seed, opset=opset)
+    source = ModuleSource(module, Path(inputs), seed=seed, opset=opset, gpu_archs=gpu_archs)
     return write_bundle(
         source, find_target(target), Path(out), recipe=recipe, with_triton=triton,
         memory_limit_bytes=memory_limit_bytes, say=say,

@@ -154,7 +154,7 @@ def module_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     if params["module"] is None or params["inputs"] is None:
         alone = "--module" if params["inputs"] is None else "--inputs"
         raise InputError(f"--module and --inputs go together, got {alone} alone; see docs/modules.md")
-    others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len", "gpu_archs") if params[n]]
+    others = [f"--{n.replace('_', '-')}" for n in (*_OF_PROBLEM, "max_len") if params[n]]
     if others:
         raise InputError(
             f"{', '.join(others)} is for the built-in attention; a module's sizes are in its --inputs file"

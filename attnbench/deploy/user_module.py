@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import plugins
-from attnbench.deploy import models
+from attnbench.deploy import models, rtx
 from attnbench.deploy.manifest import Check, Golden, Tensor
-from attnbench.deploy.module_inputs import ModuleInputs, cases_of, read_inputs
-from attnbench.deploy.shop import WITH_TORCH, Shop
+from attnbench.deploy.module_inputs import ModuleInputs, cases_of, read_inputs, shapes
+from attnbench.deploy.shop import WITH_EXPORTERS, Shop
 from attnbench.deploy.targets import Target
-from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, UnavailableError, UnsupportedError
+from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, UnavailableError
 from attnbench.model_problem import ModelProblem
 from attnbench.sweep.bench import with_fix
 
@@ -29,9 +29,9 @@ class ModuleSource:
 
     def __init__(
         self, module: str, inputs: Path, *, seed: int = 0, opset: int | None = None,
-        external_bytes: int = models.EXTERNAL_BYTES,
+        gpu_archs: Sequence[str] = rtx.DEFAULT_ARCHS, external_bytes: int = models.EXTERNAL_BYTES,
     ) -> None:  # fmt: skip
-        self.module, self.seed, self.opset = module, seed, opset
+        self.module, self.seed, self.opset, self.gpu_archs = module, seed, opset, tuple(gpu_archs)
         self._inputs_path, self._external_bytes = inputs, external_bytes
         self._inputs: ModuleInputs | None = None
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class ModuleSource:
             if self._taken is None:
                 try:
                     self._taken = shop.ask(
-                        f"{_TASKS}:take", preload=WITH_TORCH, module=self.module, seed=self.seed,
+                        f"{_TASKS}:take", preload=WITH_EXPORTERS, module=self.module, seed=self.seed,
                         inputs=self.inputs.model_dump_json(by_alias=True), start=str(Path.cwd()), folder=str(folder),
                         program=str(folder.parent / _PROGRAM),
                     )  # fmt: skip
@@ -104,24 +104,39 @@ class ModuleSource:
             (folder / models.PT2).write_bytes(program.read_bytes())
             return models.PT2, None
         if target.kind == "engine":
-            raise UnsupportedError("no engine of a module is compiled here; take --target tensorrt, whose ONNX file "
-                                   "the builder of TensorRT-RTX takes too")  # fmt: skip
-        probe = plugins.probe_all("exporter", [exporter])[exporter]
-        if not probe.available:
-            raise UnavailableError(f"{exporter} cannot work here: {with_fix(probe)}")
-        preload = tuple(probe.traits.get("preload", ())) if plugins.find("exporter", exporter).builtin else ()
-        place = folder.parent / f"export-{exporter}"
-        place.mkdir()
-        source = place / "made.onnx"
-        opset = shop.ask(
-            f"{_TASKS}:write", preload=preload, program=str(program), problem=taken["problem"], exporter=exporter,
-            opset=self.opset, path=str(source),
-        )["opset"]  # fmt: skip
+            rtx.require_builder()
+        source, opset, preload = self._export(shop, exporter, taken, program)
         fields: dict[str, Any] = {"source": str(source), "folder": str(folder)}
+        if target.kind == "engine":
+            fields |= {"archs": self.gpu_archs, "profile": self.profile()}
+            return shop.ask("attnbench.deploy.rtx:build_engines", preload=(rtx.MODULE,), **fields)["model"], opset
         if target.kind == "openvino-ir":
             return shop.ask("attnbench.deploy.models:write_ir", preload=("openvino",), **fields)["model"], opset
         fields["external_bytes"] = self._external_bytes
         return shop.ask("attnbench.deploy.models:settle_onnx", preload=preload, **fields)["model"], opset
+
+    def _export(
+        self, shop: Shop, exporter: str, taken: Mapping[str, Any], program: Path
+    ) -> tuple[Path, int, tuple[str, ...]]:
+        """The exporter's own file, beside the folder."""
+        probe = plugins.probe_all("exporter", [exporter])[exporter]
+        if not probe.available:
+            raise UnavailableError(f"{exporter} cannot work here: {with_fix(probe)}")
+        preload = tuple(probe.traits.get("preload", ())) if plugins.find("exporter", exporter).builtin else ()
+        place = program.parent / f"export-{exporter}"
+        place.mkdir()
+        made = shop.ask(
+            f"{_TASKS}:write", preload=preload, program=str(program), problem=taken["problem"], exporter=exporter,
+            opset=self.opset, path=str(place / "made.onnx"),
+        )  # fmt: skip
+        return place / "made.onnx", made["opset"], preload
+
+    def profile(self) -> dict[str, list[list[int]]]:
+        """Input -> its least, usual and largest shape, for engines: tactics are chosen for the largest."""
+        ranges = self.inputs.ranges
+        least, most = ({name: getattr(r, end) for name, r in ranges.items()} for end in ("least", "most"))
+        made = [shapes(self.inputs, sizes) for sizes in (least, most, most)]
+        return {name: [list(sized[name]) for sized in made] for name in self.inputs.inputs}
 
     def check(self, shop: Shop, plan: Mapping[str, Any], opset: int | None, folder: Path) -> tuple[Check, ...]:
         """Sizes that the example did not show, constants of its length, dtypes, weights.

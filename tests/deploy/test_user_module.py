@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 
-from attnbench.deploy import module_tasks, prove, write
+from attnbench.deploy import module_tasks, prove, rtx, write
 from attnbench.deploy.manifest import read_manifest
 from attnbench.deploy.targets import find_target
 from attnbench.deploy.user_module import ModuleSource
-from attnbench.errors import AttnbenchError, ExportError, FrozenDimError, InputError, UnsupportedError
+from attnbench.errors import AttnbenchError, ExportError, FrozenDimError, InputError, UnavailableError, UnsupportedError
 from tests.conftest import Call
 
 BLOCKS = """
@@ -294,7 +294,7 @@ def test_rows_of_booleans_without_a_key_are_judged_by_the_declared_path() -> Non
     assert "the first row of boolean inputs is all True" in message
     assert "whole_rows = false" in message
     with np.load("work/new/golden/rows-true.npz") as stored:
-        assert np.isfinite(stored["out_y"]).all()
+        np.testing.assert_array_equal(stored["out_y"][0], 0.0)  # the bias of out_proj, which starts as zero
 
 
 def test_rows_that_never_are_whole_need_not_be_right() -> None:
@@ -401,6 +401,17 @@ def test_a_pickle_that_is_called_safetensors_is_refused() -> None:
     Path("own.safetensors").write_bytes(b"\x80\x04]\x94.")
     with pytest.raises(InputError, match=r"weights: .*own.safetensors"):
         take("blocks:Own", f'weights = "own.safetensors"\n{OWN}{SMALL}')
+
+
+def test_an_engine_takes_every_size_of_the_ranges_and_needs_its_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = source("blocks:Own", OWN + MASK + SMALL)
+    assert found.profile() == {
+        "x": [[1, 1, 32], [3, 40, 32], [3, 40, 32]], "mask": [[1, 1, 1, 1], [3, 1, 40, 40], [3, 1, 40, 40]],
+    }  # fmt: skip
+    monkeypatch.setattr(rtx, "MODULE", "no_such_compiler")
+    Path("work/new").mkdir(parents=True)
+    with pytest.raises(UnavailableError, match="pip install tensorrt-rtx"):
+        run_cases(found, "onnx-attention", Path("work/new"), "tensorrt-rtx")
 
 
 def test_a_module_that_calls_no_attention_has_no_recipe_for_it() -> None:
