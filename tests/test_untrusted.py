@@ -465,7 +465,8 @@ def test_functions_that_write_out_to_billions_are_refused(tmp_path: Path) -> Non
     assert_refused(save(tmp_path, small_model(functions=chain)), "over 64 deep")
 
 
-def test_two_functions_or_opsets_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_functions_tensors_or_opsets_of_one_name_are_refused(tmp_path: Path) -> None:
+    assert_refused(save(tmp_path, small_model(outside("w"))), "two initializers are called 'w'")
     assert_refused(save(tmp_path, small_model(functions=[function("F"), function("F")])), "two functions")
     model = small_model()
     model.opset_import.add(domain="ai.onnx", version=11)

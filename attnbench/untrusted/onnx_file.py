@@ -63,7 +63,8 @@ def inspect_model(path: Path, *, folder: Path | None = None, max_bytes: int = MA
 
     What is on disk may change until a runtime opens it: inspect a copy of your own (`snapshot.snapshot_model`).
     Values of tensors are not looked at, except for small shapes; a graph may still ask for much memory while it runs,
-    so load it in a worker with a limit.
+    so load it in a worker with a limit. A file made to be slow costs some seconds and below 0.5 GiB; the key `checksum` of
+    data is not compared.
 
     Args:
         path: the .onnx.
@@ -183,6 +184,9 @@ class _Walk:
         for tensor in initializers:
             self._keep(tensor, tensor.name)
         given = {tensor.name for tensor in initializers}
+        if len(given) != len(initializers):
+            name = Counter(tensor.name for tensor in initializers).most_common(1)[0][0]
+            raise self._reader.refuse(f"two initializers are called {name!r}; readers understand that differently")
         inputs = tuple(value for value in found.get("input", []) if value.name not in given)
         return inputs, tuple(found.get("output", []))
 
