@@ -63,8 +63,8 @@ def inspect_model(path: Path, *, folder: Path | None = None, max_bytes: int = MA
 
     What is on disk may change until a runtime opens it: inspect a copy of your own (`snapshot.snapshot_model`).
     Values of tensors are not looked at, except for small shapes; a graph may still ask for much memory while it runs,
-    so load it in a worker with a limit. A file made to be slow costs some seconds and below 0.5 GiB; the key `checksum` of
-    data is not compared.
+    so load it in a worker with a limit. A file made to be slow costs some seconds and below 0.5 GiB; a
+    `checksum` of data is not compared.
 
     Args:
         path: the .onnx.
