@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from attnbench.deploy.manifest import Bundle, Golden, Tensor
+from attnbench.deploy.manifest import Bundle, Golden, Recipe, Tensor
 
 EXIT_CODES = "0 right, 2 bad usage, 3 numerics drifted, 4 a file is changed or missing, 5 the runtime cannot load it"
 
@@ -174,4 +174,27 @@ def _made(bundle: Bundle) -> list[str]:
     recipe, made_by = bundle.recipe, bundle.recipe.exporter or "torch.export"
     opset = f", opset {recipe.opset}" if recipe.opset else ""
     versions = ", ".join(f"{name} {version}" for name, version in bundle.versions.items())
-    return [f"By {made_by}{opset}: {recipe.reason}.", "", f"With {versions}, {bundle.created_at_utc}."]
+    timed = _candidates(recipe)
+    return [
+        f"By {made_by}{opset}: {recipe.reason}.",
+        "",
+        *timed,
+        *([""] if timed else []),
+        f"With {versions}, {bundle.created_at_utc}.",
+    ]
+
+
+def _candidates(recipe: Recipe) -> list[str]:
+    """What was timed of each recipe, as a table; empty where nothing was."""
+    if not recipe.candidates:
+        return []
+    lines = ["| recipe | speed over the plain export | interval | peak memory |", "|---|---|---|---|"]
+    for found in recipe.candidates:
+        if found.get("ratio") is None:
+            lines.append(f"| {found['name']} | {found['status']}: {' '.join(found['reason'].split())[:120]} | | |")
+            continue
+        peak = found.get("peak_host_bytes")
+        shown = "" if peak is None else f"{peak / 2**20:.1f} MiB"
+        interval = f"{found['ratio_low']:.2f} to {found['ratio_high']:.2f}"
+        lines.append(f"| {found['name']} | {found['ratio']:.2f}x | {interval} | {shown} |")
+    return lines
