@@ -18,7 +18,6 @@ import numpy as np
 from attnbench.deploy.module_inputs import ModuleInputs
 from attnbench.errors import AttnbenchError, InputError, UntrustedModelError
 from attnbench.interfaces import Array
-from attnbench.model_problem import FLOATS
 from attnbench.sweep.log import looks_like_oom
 from attnbench.untrusted import read_safetensors
 
@@ -100,7 +99,7 @@ def build(module: str, found: ModuleInputs, *, folder: Path, seed: int) -> Any:
     if not isinstance(made, torch.nn.Module):
         raise InputError(f"{module} must make a torch.nn.Module, it made {type(made).__name__}; name its class")
     floats = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    dtype = next((floats[i.dtype] for i in found.inputs.values() if i.dtype in FLOATS), None)
+    dtype = None if found.cast_to is None else floats[found.cast_to]
     with UserCode(f"{module} cannot be cast to the dtype of its inputs"):
         made = made.eval().requires_grad_(False)
         made = made if dtype is None else made.to(dtype)

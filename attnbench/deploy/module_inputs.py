@@ -64,12 +64,18 @@ class ModuleInputs(_Part):
     ranges: dict[str, Range]
     arguments: dict[str, Any] = Field(default_factory=dict)  # of the constructor
     call: dict[str, Any] = Field(default_factory=dict)  # of forward, beside the tensors: need_weights = false
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None  # of the module; None: of its floating-point inputs
     weights: str | None = None  # a safetensors file, named from the folder of inputs.toml
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """The inputs in order."""
         return tuple(TensorSpec(name=n, dtype=i.dtype, dims=i.dims) for n, i in self.inputs.items())
+
+    @property
+    def cast_to(self) -> str | None:
+        """The dtype that the module is cast to; None: as its constructor makes it."""
+        return self.dtype or next((i.dtype for i in self.inputs.values() if i.dtype in FLOATS), None)
 
     @property
     def examples(self) -> dict[str, int]:
@@ -143,7 +149,8 @@ def _fault(found: ModuleInputs) -> str:
     """What is wrong with the whole, as a sentence; empty: nothing."""
     dims = {dim for tensor in found.inputs.values() for dim in tensor.dims if isinstance(dim, str)}
     bad_names = [n for n in (*found.inputs, *found.outputs, *dims) if not _NAME.fullmatch(n)]
-    floats = sorted({i.dtype for i in found.inputs.values() if i.dtype in FLOATS})
+    dtypes: set[str] = {i.dtype for i in found.inputs.values() if i.dtype in FLOATS}
+    floats = sorted(dtypes if found.dtype is None else dtypes | {found.dtype})
     examples = list(found.examples.values())
     outside = [f"{n}: {r.least} <= {r.example} <= {r.most}" for n, r in found.ranges.items()
                if not r.least <= r.example <= r.most]  # fmt: skip
@@ -154,7 +161,7 @@ def _fault(found: ModuleInputs) -> str:
         (set(found.outputs) & set(found.inputs), "outputs has the name of an input; use another"),
         (set(found.ranges) - dims, f"ranges: no input has a dim called {sorted(set(found.ranges) - dims)}"),
         (set(found.call) & set(found.inputs), "call has the name of an input; leave it out of one of them"),
-        (len(floats) > 1, f"inputs are of {' and '.join(floats)}: the module is cast to one dtype, write one"),
+        (len(floats) > 1, f"dtypes are {' and '.join(floats)}: module and inputs have one, write one"),
         (outside, f"ranges: example must be from min to max, got {'; '.join(outside)}"),
         (len(set(examples)) < len(examples),
          f"ranges: two free dims have one example ({found.examples}), so that torch would take them for one; "

@@ -75,10 +75,11 @@ def test_integers_cover_their_range_and_floats_have_their_spread(tmp_path: Path)
         (X + "[ranges.T]\nexample = 99\n", "example must be from min to max, got T: 1 <= 99 <= 64"),
         (X + "sizes = 3\n", "inputs.x.sizes: Extra inputs are not permitted"),
         (X + X.replace("x]", "ids]").replace("fp32", "int64"), "an integer input needs from and to"),
-        (X + X.replace("x]", "z]").replace("fp32", "fp16"), "the module is cast to one dtype"),
+        (X + X.replace("x]", "z]").replace("fp32", "fp16"), "dtypes are fp16 and fp32: module and inputs have one"),
         (X.replace("inputs.x", 'inputs."a b"'), r"\['a b'\] must be names of letters"),
         ('outputs = ["x"]\n' + X, "outputs has the name of an input"),
         ("call = {x = 1}\n" + X, "call has the name of an input"),
+        ('dtype = "bf16"\n' + X, "dtypes are bf16 and fp32: module and inputs have one"),
         ("[inputs", "is not TOML"),
     ],
 )

@@ -287,6 +287,12 @@ def test_a_shared_weight_is_in_the_file_once_and_dicts_of_outputs_are_named() ->
     assert any("1 of the 2 weights are shared" in note for note in found.notes())
 
 
+def test_a_module_of_integers_is_cast_to_the_dtype_of_the_file() -> None:
+    found = take("blocks:Tied", f'dtype = "bf16"\noutputs = ["logits", "best"]\n{IDS}{SMALL}')
+    assert [spec["dtype"] for spec in found["problem"]["outputs"]] == ["bf16", "int64"]
+    assert found["weights"]["size_bytes"] == 100 * 64 * 2
+
+
 def test_rows_of_booleans_without_a_key_are_judged_by_the_declared_path() -> None:
     found, wrong, _ = faults("blocks:Wrapped", X + PAD + SMALL, "onnx-decomposed")
     assert {fault.partition(":")[0] for fault in wrong} == {"golden/rows-true.npz"}
