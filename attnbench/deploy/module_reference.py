@@ -91,8 +91,12 @@ class Reference:
         with declared_path(), UserCode(f"{self.name} does not run on {shapes}"):
             return list(self._own(*tensors))
 
-    def expected(self, inputs: Mapping[str, Array]) -> list[Array]:
+    def expected(self, inputs: Mapping[str, Array], *, times: int = 1) -> list[Array]:
         """What it gives in float64; integers and booleans as they are.
+
+        Args:
+            inputs: of a case.
+            times: how often it is asked; every answer must be the same.
 
         Raises:
             InputError: it does not run in float64, computes something in a lower precision, or is not deterministic.
@@ -106,13 +110,13 @@ class Reference:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            for _ in range(2):
+            for _ in range(times):
                 with declared_path(), UserCode(doing), _in_float64(doing):
                     found.append([t.clone().numpy() for t in self._double(*(t.clone() for t in tensors))])
         finally:
             torch.set_default_dtype(default)
-        for first, second in zip(*found, strict=True):
-            if not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+        for first, last in zip(found[0], found[-1], strict=True):
+            if not np.array_equal(first, last, equal_nan=first.dtype.kind == "f"):
                 raise InputError(
                     f"{self.name} gives two answers to one question: it draws random numbers or remembers calls; make "
                     "it a function of its inputs in eval mode"

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnbench import plugins
 from attnbench.deploy.checks import Subject, check_model, check_running
-from attnbench.deploy.golden import npz
+from attnbench.deploy.golden import MAX_BYTES, npz
 from attnbench.deploy.manifest import GOLDEN, Golden, Tensor
 from attnbench.deploy.models import save_program
 from attnbench.deploy.module_code import build
@@ -52,11 +52,13 @@ def take(*, module: str, inputs: str, start: str, seed: int, folder: str, progra
     arrays = [make_arrays(found, case, seed=seed) for case in cases]
     own = [reference.outputs(case) for case in arrays]
     specs = output_specs(found, own, [case.sizes for case in cases])
+    _refuse_large(arrays, own)
     (Path(folder) / GOLDEN).mkdir(exist_ok=True)
     names = [spec.name for spec in specs]
     written, left_out = list[_Written](), []
     for case, given, outputs in zip(cases, arrays, own, strict=True):
-        expected = dict(zip(names, reference.expected(given), strict=True))
+        answers = reference.expected(given, times=1 if written else 2)
+        expected = dict(zip(names, answers, strict=True))
         if not any(np.isnan(array).any() for array in expected.values() if array.dtype.kind == "f"):
             rounded = dict(zip(names, map(to_numpy, outputs), strict=True))
             written.append(_write_case(case, given, expected, rounded, specs, Path(folder)))
@@ -68,6 +70,21 @@ def take(*, module: str, inputs: str, start: str, seed: int, folder: str, progra
     problem = ModelProblem(name=module, inputs=found.specs, outputs=specs)
     golden = [entry.model_dump(mode="json") for entry in _entries(written, specs)]
     return {"problem": problem.as_dict(), "golden": golden, "left_out": left_out, "weights": _weights(made)}
+
+
+def _refuse_large(arrays: Sequence[Mapping[str, Array]], outputs: Sequence[Sequence[Any]]) -> None:
+    """Inputs and float64 outputs of all cases must fit into a bundle.
+
+    Raises:
+        InputError: they do not.
+    """
+    size_bytes = sum(array.nbytes for given in arrays for array in given.values())
+    size_bytes += sum(8 * tensor.numel() for given in outputs for tensor in given)
+    if size_bytes > MAX_BYTES:
+        raise InputError(
+            f"golden cases would take {size_bytes} bytes, at most {MAX_BYTES} are kept in a bundle; lower the max in "
+            "[ranges]"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -420,6 +420,14 @@ def test_an_engine_takes_every_size_of_the_ranges_and_needs_its_compiler(monkeyp
         run_cases(found, "onnx-attention", Path("work/new"), "tensorrt-rtx")
 
 
+def test_cases_that_no_bundle_holds_are_refused_before_they_are_written() -> None:
+    with pytest.raises(
+        InputError, match=r"would take \d+ bytes, at most 268435456 are kept in a bundle; lower the max"
+    ):
+        take("blocks:NormInFp32", X + "[ranges.T]\nmax = 400000\n")
+    assert list(Path("new").iterdir()) == []
+
+
 def test_a_module_that_calls_no_attention_has_no_recipe_for_it() -> None:
     with pytest.raises(UnsupportedError, match="calls no scaled_dot_product_attention"):
         faults("blocks:NormInFp32", X + SMALL, "onnx-blocked")
