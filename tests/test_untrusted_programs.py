@@ -194,6 +194,8 @@ SOURCE = "x=__import__('os').system('true')"
     "model",
     [
         {"guards_code": ["__import__('os').system('true')"]}, {"guards_code": ["L['x'].size()[0].bit_length() == 1"]},
+        {"guards_code": ["math.floor(os)"]}, {"guards_code": ["torch.load('x')"]},
+        {"guards_code": ["math.pi.real == 1"]},
         {"guards_code": ["L['x\"y'].size()[0] == 1"]}, {"inputs": [{"as_tensor": {"name": SOURCE}}]},
         {"tensor_values": {SOURCE: {}}}, {"forward_arg_names": [SOURCE]}, {"fqn": "a\nimport os"},
         {"in_spec": '[1, {"type": "os.system", "children_spec": []}]'},
@@ -208,16 +210,17 @@ def test_text_that_torch_writes_into_source_is_refused(tmp_path: Path, model: An
 
 def test_guards_and_texts_of_usual_programs_pass(tmp_path: Path) -> None:
     model = {
-        "guards_code": ["L['x'].size()[0] == L['y']['z'].size()[2]", "2*L['x'].size()[1] <= 64 and 1 != 2"],
+        "guards_code": ["L['x'].size()[0] == L['y']['z'].size()[2]", "2*L['x'].size()[1] <= 64 and 1 != 2",
+                        "math.floor(L['x'].size()[1] / 2) == min(16, L['x'].size()[0])"],
         "arg": {"as_string": "bhqd,bhkd->bhqk"}, "torch_version": "2.13.0+cpu",
         "in_spec": '[1, {"type": "builtins.dict", "context": "[\\"x\\"]", "children_spec": [{"type": null}]}]',
-        "nodes": [{"metadata": {"nn_module_stack": "L['self'],,my.Module"}}],
+        "nodes": [{"metadata": {"nn_module_stack": "L['self'],,my.Module", "stack_trace": "File 'a.py'\n  y = f(x)"}}],
     }  # fmt: skip
     assert inspect_pt2(write_program(tmp_path, model=model)).torch_version == "2.13.0+cpu"
 
 
 def test_other_lies_of_a_program_are_refused(tmp_path: Path) -> None:
-    for model in ({"x": {"as_custom_obj": {}}}, {"x": {"metadata": {"stack_trace": "a\nb"}}}):
+    for model in ({"x": {"as_custom_obj": {}}}, {"x": {"metadata": {"nn_module_stack": "a\nb"}}}):
         with pytest.raises(UntrustedModelError, match=r"as_custom_obj|line breaks"):
             inspect_pt2(write_program(tmp_path, model=model))
     with pytest.raises(UntrustedModelError, match="not in the archive"):

@@ -40,7 +40,8 @@ _FUNCTIONS = {
     "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "PythonMod", "FloorDiv",
     "CleanDiv", "CeilDiv", "TruncToInt", "CeilToInt", "FloorToInt", "IntTrueDiv", "ToFloat", "Eq", "Ne", "Equality",
     "Unequality", "Lt", "Le", "Gt", "Ge", "LessThan", "GreaterThan", "StrictLessThan", "StrictGreaterThan",
-    "ModularIndexing", "Where", "And", "Or", "Not",
+    "ModularIndexing", "Where", "And", "Or", "Not", "min", "max", "abs", "int",
+    "float", "bool",
 }  # fmt: skip
 _CALLS = ("target", "as_operator")
 _NODES = (
@@ -49,6 +50,7 @@ _NODES = (
 )  # fmt: skip
 _KEY, _WORD = re.compile(r"[\w.-]*"), re.compile(r"[\w.+-]*")
 _INPUT_SIZE = re.compile(r"L(\['\w+'\]|\[\d+\])+\.((size|stride)\(\)\[\d+\]|storage_offset\(\))")
+_ARITHMETIC = re.compile(r"\b(math|torch)\.(floor|ceil|trunc|sqrt|sym_\w+|_sym_sqrt)(?=\()")
 _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
@@ -142,9 +144,9 @@ def _check_program(path: Path, model: Any) -> None:
         if not all(_KEY.fullmatch(word) for word in words) or name == "as_custom_obj":
             _refuse(path, f"it has the name {name[:80]!r} or names below it, which torch may write into source")
         if name == "metadata":
-            texts = [text for _, text in _walk(below) if isinstance(text, str)]
-            if not all(text.isprintable() for text in texts):
-                _refuse(path, "its metadata has line breaks, as stack traces do; save it without them")
+            texts = [(key, text) for key, text in _walk(below) if isinstance(text, str)]
+            if not all(text.replace("\n", "" if key == "stack_trace" else "\n").isprintable() for key, text in texts):
+                _refuse(path, "its metadata has line breaks where no stack trace is; save it without metadata")
     for key, value in _walk(_without_metadata(model)):
         if key in _CALLS and not isinstance(value, list | dict):
             if not isinstance(value, str) or not _OPERATORS.fullmatch(value) or _READS_FILES.fullmatch(value):
@@ -163,7 +165,7 @@ def _is_plain_text(key: str, text: str) -> bool:
     if key == "expr_str":
         return _is_plain_expression(text)
     if key == "guards_code":
-        return _is_plain_expression(_INPUT_SIZE.sub("s0", text))
+        return _is_plain_expression(_ARITHMETIC.sub("Max", _INPUT_SIZE.sub("s0", text)))
     if key in ("in_spec", "out_spec"):
         return _is_plain_tree(text)
     if key == "as_string":  # an argument of an operator, as the letters of an einsum
