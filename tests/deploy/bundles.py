@@ -21,8 +21,8 @@ class Scaled:
     seed = 0
     opset = None
 
-    def __init__(self, factor=2.0, *, model_factor=None, data_bytes=None, files=("least",)):
-        self.factor, self.model_factor = factor, model_factor or factor
+    def __init__(self, factor=2.0, *, model_factor=None, data_bytes=None, files=("least",), operator="Mul"):
+        self.factor, self.model_factor, self.operator = factor, model_factor or factor, operator
         self.data_bytes, self.names = data_bytes, files
 
     def refuse(self):
@@ -53,7 +53,7 @@ class Scaled:
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4096]) for name in ("x", "y")]
         table = numpy_helper.from_array(np.full(4096, self.model_factor, np.float32), "table")
         graph = helper.make_graph(
-            [helper.make_node("Mul", ["x", "table"], ["y"])], "g", values[:1], values[1:], [table]
+            [helper.make_node(self.operator, ["x", "table"], ["y"])], "g", values[:1], values[1:], [table]
         )
         source = folder.parent / "made.onnx"
         save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), source)

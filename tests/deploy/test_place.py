@@ -10,7 +10,7 @@ import pytest
 from attnbench import cli
 from attnbench.deploy import place, write
 from attnbench.deploy.targets import find_target
-from attnbench.errors import ArtifactError, InputError
+from attnbench.errors import ArtifactError, AttnbenchError, InputError
 from tests.deploy.bundles import Scaled, names_in, verify_here
 
 pytest.importorskip("onnxruntime")
@@ -63,6 +63,13 @@ def test_a_wrong_model_leaves_the_old_bundle_and_nothing_else(tmp_path):
         make(Scaled(2.0, model_factor=2.02), out)
     assert {name: (out / name).read_bytes() for name in names_in(out)} == before
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_what_the_runtime_has_no_kernel_for_leaves_nothing(tmp_path):
+    """ONNX Runtime's CPU has bitwise operators for integers only."""
+    with pytest.raises(AttnbenchError, match="BitwiseAnd"):
+        make(Scaled(operator="BitwiseAnd"), tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("there", [True, False])
