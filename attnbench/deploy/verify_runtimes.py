@@ -76,10 +76,14 @@ def failures() -> tuple[type[BaseException], ...]:
     return (*usual, *own)
 
 
-def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
-    """ONNX Runtime; settings but `providers`, `threads` and `memory_pattern` are entries of its session."""
-    import onnxruntime as ort
+def open_session(ort: Any, path: Path, settings: dict[str, Any]) -> Any:
+    """A session on the providers that were asked, and no others for what matters.
 
+    Settings but `providers`, `provider_options`, `threads` and `memory_pattern` are entries of its configuration.
+
+    Raises:
+        Fault: a provider is missing, or it did not take the products.
+    """
     providers = settings.pop("providers")
     providers = providers.split(",") if isinstance(providers, str) else providers
     there = ort.get_available_providers()
@@ -94,14 +98,20 @@ def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str
     for key, value in settings.items():
         options.add_session_config_entry(key, str(value))
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = ort.InferenceSession(
-        str(folder / bundle["model"]), options, providers=providers, provider_options=provider_options
-    )
+    session = ort.InferenceSession(str(path), options, providers=providers, provider_options=provider_options)
     found = session.get_providers()
     if found[: len(providers)] != providers:
         raise Fault(CANNOT_LOAD, f"{', '.join(providers)} was asked, onnxruntime runs on {', '.join(found)}")
     if elsewhere := placed_elsewhere(session, providers[0]):
         raise Fault(CANNOT_LOAD, f"all products were asked on {providers[0]}, onnxruntime placed {elsewhere}")
+    return session
+
+
+def load_onnxruntime(folder: Path, bundle: Mapping[str, Any], settings: dict[str, Any]) -> Run:
+    """ONNX Runtime; see `open_session` for its settings."""
+    import onnxruntime as ort
+
+    session = open_session(ort, folder / bundle["model"], settings)
     kinds = kinds_of(bundle)
 
     def run(inputs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
