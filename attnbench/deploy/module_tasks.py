@@ -89,12 +89,13 @@ def _refuse_large(arrays: Sequence[Mapping[str, Array]], outputs: Sequence[Seque
 
 @dataclass(frozen=True, kw_only=True)
 class _Written:
-    """A case on disk, with what an output of it may differ by and how many rows it has."""
+    """A case on disk, with what an output of it may differ by, how many rows it has and how many numbers a row."""
 
     case: Case
     file: str
     limits: Mapping[str, numerics.Limits]
     rows: Mapping[str, int]
+    widths: Mapping[str, int]
 
 
 def _write_case(
@@ -106,25 +107,24 @@ def _write_case(
     arrays = {f"in_{n}": a for n, a in given.items()} | {f"out_{n}": a for n, a in expected.items()}
     (folder / file).write_bytes(npz(arrays))
     limits = {spec.name: limits_of(spec, own[spec.name], expected[spec.name]) for spec in specs}
-    rows = {n: max(1, array.size // (array.shape[-1] if array.ndim else 1)) for n, array in expected.items()}
-    return _Written(case=case, file=file, limits=limits, rows=rows)
+    widths = {name: array.shape[-1] if array.ndim else 1 for name, array in expected.items()}
+    rows = {name: max(1, array.size // widths[name]) for name, array in expected.items()}
+    return _Written(case=case, file=file, limits=limits, rows=rows, widths=widths)
 
 
 def _entries(written: Sequence[_Written], specs: Sequence[TensorSpec]) -> Iterator[Golden]:
-    """The entries of bundle.json; an output whose rows have few numbers has one limit, the largest, in all cases.
+    """The entries of bundle.json; where the rows of an output have few numbers, its largest limit of all cases holds.
 
     Of few numbers torch may be exact by luck, and a sum of them close to zero.
     """
-    narrow = [spec.name for spec in specs if is_float(spec) and (not spec.dims or spec.dims[-1] in range(_NARROW))]
-    largest = {n: max((made.limits[n] for made in written), key=lambda found: found.worst_row) for n in narrow}
+    floats = [spec.name for spec in specs if is_float(spec)]
+    largest = {n: max((made.limits[n] for made in written), key=lambda found: found.worst_row) for n in floats}
+    largest = {n: replace(found, reason=f"{found.reason}, of all cases") for n, found in largest.items()}
     for made in written:
-        limits = {
-            **made.limits,
-            **{n: replace(found, reason=f"{found.reason}, of all cases") for n, found in largest.items()},
-        }
+        limits = {**made.limits, **{n: largest[n] for n in floats if made.widths[n] < _NARROW}}
         yield Golden(
             file=made.file, sizes=made.case.sizes, limits={name: limit.worst_row for name, limit in limits.items()},
-            gain_limits={s.name: limits[s.name].gain_of(made.rows[s.name]) for s in specs if is_float(s)},
+            gain_limits={name: limits[name].gain_of(made.rows[name]) for name in floats},
             reason="; ".join(f"{name}: {limit.reason}" for name, limit in limits.items()), reference=REFERENCE,
         )  # fmt: skip
 

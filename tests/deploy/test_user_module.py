@@ -337,6 +337,9 @@ def test_outputs_of_sizes_of_their_own_and_single_numbers_are_judged() -> None:
     found, wrong, _ = faults("blocks:Mean", X + past + SMALL, "onnx-decomposed")
     assert wrong == []
     assert [(t.name, t.dims) for t in found.tensors()[1]] == [("y0", ("batch", "y0_1", 32)), ("y1", ())]
+    golden = found.write_golden(Here(), Path("work/new"))  # type: ignore[arg-type]
+    assert len({case.limits["y1"] for case in golden}) == 1
+    assert all("y1: " in case.reason and "of all cases" in case.reason for case in golden)
 
 
 def test_what_a_module_makes_in_fp32_is_made_in_float64_for_its_reference() -> None:
