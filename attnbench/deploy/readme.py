@@ -145,7 +145,14 @@ def _ranges(bundle: Bundle) -> str:
 def _verify(bundle: Bundle) -> list[str]:
     needs = bundle.runtime["distribution"]
     return ["## Verify it", "", f"`pip install numpy {needs}`, then", "", "    python verify.py", "",
-            "compares every file's hash and every golden case. Exit codes: " + EXIT_CODES + ".", ""]  # fmt: skip
+            "compares every file's hash and every golden case. Exit codes: " + EXIT_CODES + "." + _without_gpu(bundle),
+            ""]  # fmt: skip
+
+
+def _without_gpu(bundle: Bundle) -> str:
+    if "CUDAExecutionProvider" not in bundle.runtime["settings"].get("providers", ()):
+        return ""
+    return " Without a GPU, `--option providers=CPUExecutionProvider` checks the same file on the CPU."
 
 
 def _proved(bundle: Bundle) -> list[str]:

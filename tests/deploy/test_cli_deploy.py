@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from tests.conftest import assert_one_sentence
+from tests.deploy.bundles import run_verify
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,9 @@ def test_a_bundle_for_cuda_says_what_was_not_run(run, tmp_path):
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         code, told, _ = run("verify", str(out))
         assert (code, told.startswith("cannot load: onnxruntime")) == (5, True)
+    option = "providers=CPUExecutionProvider"
+    assert f"`--option {option}`" in (out / "README.md").read_text(encoding="utf-8")
+    assert run_verify(out, "--option", option).returncode == 0
 
 
 def test_a_bundle_verifies_and_a_changed_one_has_its_code(run, ort_bundle, copy):
