@@ -18,7 +18,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/attnbench-setup.stamp
 
-.PHONY: help setup bench test check wheel-test perf perf-diff perf-limits wheelhouse clean
+.PHONY: help setup bench test check wheel-test perf perf-diff perf-limits perf-recipes wheelhouse clean
 
 help: ## List the targets and their settings
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do \
@@ -26,7 +26,7 @@ help: ## List the targets and their settings
 	@printf '\nSettings, as in `make bench SWEEP=quick ARGS="--threads 2"`:\n'
 	@printf '  %-24s %s\n' \
 	  'SWEEP=quick' 'quick, default, full, or a TOML file (bench)' \
-	  'ARGS="..."' 'more arguments (bench, test, perf, perf-diff, perf-limits)' \
+	  'ARGS="..."' 'more arguments (bench, test, perf, perf-diff, perf-limits, perf-recipes)' \
 	  'PYTHON=python3.12' 'the Python to make .venv with, 3.11 or newer (setup)' \
 	  'EXTRA=cpu' 'cpu or gpu; else by whether nvidia-smi works (setup)' \
 	  'SYSTEM=1' 'use, and never replace, torch, TensorRT and onnxruntime of the system (setup)' \
@@ -79,10 +79,11 @@ wheel-test: setup ## Build the wheel, install it in a clean environment, run a b
 	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
 	rm -rf build/wheel-test
 
-perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, then attnbench selftest
+perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, then attnbench selftest
 	$(BIN)/python -P tests/perf_startup.py
 	$(BIN)/python -P tests/perf_report.py
 	$(BIN)/python -P tests/perf_memory.py
+	$(BIN)/python -P tests/perf_deploy.py
 	$(BIN)/attnbench selftest $(ARGS)
 
 perf-diff: setup ## Show that runs of the same code do not differ: 11 quick runs, each beside the next (10 minutes)
@@ -90,6 +91,9 @@ perf-diff: setup ## Show that runs of the same code do not differ: 11 quick runs
 
 perf-limits: setup ## Judge 6,000 right outputs over random masks, heads and seeds: none may be called wrong (5 minutes); ARGS="--runtimes ort-cpu,openvino" asks those
 	$(BIN)/python -P tests/perf_numerics.py $(ARGS)
+
+perf-recipes: setup ## Time every recipe of the CPU targets against the plain export, and what --recipe auto picks (20 minutes)
+	$(BIN)/python -P tests/perf_recipes.py $(ARGS)
 
 wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network
 	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(EXTRA),--extra "$(EXTRA)") \

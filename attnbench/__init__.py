@@ -4,17 +4,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnbench.api import advise, bench, diff, export, open_run
+    from attnbench.bundles import export_bundle, export_module, verify
     from attnbench.merging import merge
     from attnbench.reference import reference_attention
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "advise", "bench", "diff", "export", "merge", "open_run", "reference_attention"]
+__all__ = [
+    "__version__",
+    "advise",
+    "bench",
+    "diff",
+    "export",
+    "export_bundle",
+    "export_module",
+    "merge",
+    "open_run",
+    "reference_attention",
+    "verify",
+]
 
 _HOMES = {
     "bench": "attnbench.api",
     "advise": "attnbench.api",
     "diff": "attnbench.api",
     "export": "attnbench.api",
+    "export_bundle": "attnbench.bundles",
+    "export_module": "attnbench.bundles",
+    "verify": "attnbench.bundles",
     "merge": "attnbench.merging",
     "open_run": "attnbench.api",
     "reference_attention": "attnbench.reference",

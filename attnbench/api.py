@@ -365,15 +365,12 @@ def export(
         AttnbenchError: unavailable, unsupported, or the named error of the export or its verification.
     """
     from attnbench import presets
-    from attnbench.problem import Problem
     from attnbench.sweep import single
 
     given = {"part": part, "variant": variant, "num_heads": num_heads, "head_dim": head_dim, "dtype": dtype,
              "num_kv_heads": num_kv_heads, "v_head_dim": v_head_dim, "mask": mask, "scale": scale,
              "bias": bias, "value_map": value_map}  # fmt: skip
-    keys: dict[str, Any] = {} if preset is None else presets.find(preset).problem_keys(variant, part)
-    keys |= {name: value for name, value in given.items() if value is not None}
-    problem = Problem.make(seq_len=64, **keys)
+    problem = presets.make_problem(preset, given)
     return single.export(exporter=exporter, problem=problem, opset=opset, seed=seed, out=Path(out))
 
 

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench import cli_advise, cli_ci, cli_conform, cli_convert, cli_explain, cli_repro, cli_runs, flags, plugins
+from attnbench import (
+    cli_advise,
+    cli_ci,
+    cli_conform,
+    cli_convert,
+    cli_deploy,
+    cli_explain,
+    cli_repro,
+    cli_runs,
+    flags,
+    plugins,
+)
 from attnbench.console import color, complain, note, say, show_run, width
 from attnbench.errors import AttnbenchError, InputError, PluginError, UnavailableError
 from attnbench.options import (
@@ -184,56 +195,8 @@ def bench(
     return cli_ci.finish(run, files)
 
 
-@app.command(rich_help_panel=RUN)
-def export(
-    context: typer.Context,
-    exporter: Annotated[str, single("--exporter", help="See attnbench list.", metavar="NAME", panel=WHAT)],
-    out: Annotated[str, single("-o", "--out", help="The .onnx file to write.", metavar="FILE", panel=WHERE)],
-    preset: Annotated[
-        str | None, single("--preset", help="Shapes of a model; see explain presets.", metavar="NAME", panel=WHAT)
-    ] = None,
-    part: Annotated[
-        str | None, single("--part", help="block or core.", metavar="PART", panel=WHAT, default="block")
-    ] = None,
-    variant: Annotated[
-        str | None, single("--variant", help="self, cross, causal, decode.", metavar="NAME", panel=WHAT, default="self")
-    ] = None,
-    num_heads: Annotated[
-        str | None, single("--num-heads", "--heads", help="Heads.", metavar="N", panel=WHAT, default="8")
-    ] = None,
-    head_dim: Annotated[
-        str | None, single("--head-dim", help="Size of a head.", metavar="N", panel=WHAT, default="64")
-    ] = None,
-    num_kv_heads: Annotated[
-        str | None, single("--num-kv-heads", "--kv-heads", help="Heads of keys and values.", metavar="N", panel=WHAT)
-    ] = None,
-    v_head_dim: Annotated[
-        str | None, single("--v-head-dim", help="Size of a value head.", metavar="N", panel=WHAT)
-    ] = None,
-    mask: Annotated[str | None, single("--mask", help="Such as key_padding.", metavar="NAME", panel=WHAT)] = None,
-    scale: Annotated[str | None, single("--scale", help="Of the scores.", metavar="X", panel=WHAT)] = None,
-    bias: Annotated[bool, switch("--bias", help="Projections with bias.", panel=WHAT)] = False,
-    value_map: Annotated[
-        str | None, single("--value-map", help="joint or low_rank.", metavar="NAME", panel=WHAT)
-    ] = None,
-    dtype: Annotated[
-        str | None, single("--dtype", help="fp32, fp16 or bf16.", metavar="DTYPE", panel=WHAT, default="fp32")
-    ] = None,
-    opset: Annotated[
-        str | None, single("--opset", help="Opset.", metavar="N", panel=WHAT, default="the exporter's")
-    ] = None,
-    seed: Annotated[str, single("--seed", help="Of the weights.", metavar="N", default="0")] = "0",
-    as_json: Annotated[bool, switch("--json", help="Print JSON instead of text.", panel=WHERE)] = False,
-) -> int:
-    """Write one attention problem as an ONNX file whose batch size and lengths stay free."""
-    arguments = flags.export_arguments(context.params)
-    from attnbench import api
-
-    made = api.export(**arguments)
-    facts = {"path": str(made.path), "exporter": made.exporter, "opset": made.opset, "size_bytes": made.size_bytes,
-             "sha256": made.sha256, "verified": made.verified, "operators": dict(made.operators)}  # fmt: skip
-    say(json.dumps(facts, indent=2) if as_json else "\n".join(f"{key:12}{value}" for key, value in facts.items()))
-    return 0
+app.command(rich_help_panel=RUN)(cli_deploy.export)
+app.command(rich_help_panel=RUN)(cli_deploy.verify)
 
 
 @app.command("list", rich_help_panel=RUN)

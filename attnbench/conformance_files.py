@@ -56,13 +56,15 @@ def _dims(value: Any) -> tuple[str | int, ...]:
 def check_again(where: str, exporter: Exporter, artifact: Artifact, seed: int, require: Require) -> None:
     """The same request gives the same bytes and leaves nothing more; another seed gives other weights."""
     before = {file.name for file in artifact.path.parent.iterdir()}
-    again = exporter.export(artifact.problem, artifact.opset, artifact.path, seed=seed)
+    problem = artifact.problem
+    assert isinstance(problem, Problem)  # what `export` was given
+    again = exporter.export(problem, artifact.opset, artifact.path, seed=seed)
     require(again.sha256 == artifact.sha256, where, "the same request gave other bytes the second time")
     after = {file.name for file in artifact.path.parent.iterdir()}
     require(after == before, where, f"exporting again left {sorted(after - before)} behind")
-    if artifact.problem.part == "block":
+    if problem.part == "block":
         other = artifact.path.with_name("other-seed.onnx")
-        changed = exporter.export(artifact.problem, artifact.opset, other, seed=seed + 1)
+        changed = exporter.export(problem, artifact.opset, other, seed=seed + 1)
         require(changed.sha256 != artifact.sha256, where, "another seed gave the same weights")
         for name in {file.name for file in other.parent.iterdir()} - before:
             other.with_name(name).unlink()

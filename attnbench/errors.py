@@ -3,7 +3,8 @@
 AttnbenchError
 ├── InputError            the user's flag, file, value or path is wrong        (exit code 2)
 │   ├── ProblemError      a problem that contradicts itself or cannot exist
-│   └── RecordsError      a run directory or records file that cannot be read
+│   ├── RecordsError      a run directory or records file that cannot be read
+│   └── UntrustedModelError a model, bundle or weights from elsewhere that no runtime shall see
 ├── PluginError           an exporter or runtime is missing or broken
 ├── ExportError           an exporter could not write what was asked
 │   ├── OpsetError        the opset in the file is not the opset asked
@@ -36,6 +37,10 @@ class ProblemError(InputError):
 
 class RecordsError(InputError):
     """A run directory or records file that cannot be read."""
+
+
+class UntrustedModelError(InputError):
+    """A model, bundle or weights file that is not shown to a runtime: it reaches outside, lies, or asks too much."""
 
 
 class PluginError(AttnbenchError):

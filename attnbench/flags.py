@@ -195,6 +195,21 @@ def parse_out(flag: str, text: str | None) -> Path | None:
     return path
 
 
+def parse_bundle_out(flag: str, text: str) -> Path:
+    """A folder for a bundle: its parent is there and takes new files. What it may replace is looked at later.
+
+    Raises:
+        InputError: a file, or a place that cannot be written to.
+    """
+    path = _path(flag, text)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{flag} must be a folder for a bundle, but {text!r} is a file; name another folder")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{flag} must lie in a folder that exists, got {text!r}; make the folder first")
+    _check_writable(flag, text, path.absolute().parent)
+    return path
+
+
 def parse_file_out(flag: str, text: str, *, example: str = "attention.onnx", new_folder: Path | None = None) -> Path:
     """A file that can be written: a folder of that name is refused, a file is replaced.
 
@@ -275,7 +290,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     baseline = parse_arms("--baseline", [params["baseline"]] if params["baseline"] is not None else None)
     arguments = {
         "sweep": params["sweep"],
-        "preset": _preset(params["preset"]),
+        "preset": parse_preset(params["preset"]),
         "variants": parse_choices("--variants", params["variants"], "variant"),
         "part": parse_choices("--part", params["part"], "part"),
         "seq_lens": parse_sizes("--seq-lens", params["seq_lens"]),
@@ -312,32 +327,12 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in arguments.items() if value is not None}
 
 
-def export_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `attnbench.api.export` from the flags of `export`.
+def parse_preset(name: str | None) -> str | None:
+    """The name of a preset.
 
     Raises:
-        InputError: the first flag that is wrong.
+        InputError: an unknown one.
     """
-    given = {name: None if value is None else [value] for name, value in params.items()}
-    arguments: dict[str, Any] = {"exporter": parse_plugins("--exporter", "exporter", given["exporter"])}
-    for name in ("part", "variant", "dtype"):
-        arguments[name] = parse_choices(f"--{name}", given[name], name)
-    for name in ("num_heads", "head_dim", "num_kv_heads", "v_head_dim", "opset"):
-        arguments[name] = parse_sizes(f"--{name.replace('_', '-')}", given[name])
-    arguments["mask"] = parse_masks("--mask", given["mask"])
-    arguments = {key: only_one(key, values) for key, values in arguments.items()}
-    arguments |= {
-        "preset": _preset(params["preset"]),
-        "scale": parse_positive("--scale", params["scale"], example="0.125"),
-        "bias": params["bias"] or None,
-        "value_map": params["value_map"],
-        "seed": parse_int("--seed", params["seed"], minimum=0, example="0"),
-        "out": parse_file_out("--out", params["out"]),
-    }
-    return {key: value for key, value in arguments.items() if value is not None}
-
-
-def _preset(name: str | None) -> str | None:
     return None if name is None else presets.find(name).name
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 
 Array = NDArray[Any]  # fp32: float32, fp16: float16, bf16: ml_dtypes.bfloat16
@@ -57,7 +58,7 @@ class Artifact:
     opset: int
     sha256: str
     size_bytes: int  # external data included
-    problem: Problem  # the example; the file serves every batch_size, q_len and kv_len
+    problem: Problem | ModelProblem  # the example; the file serves every batch_size, q_len and kv_len
     operators: Mapping[str, int] = field(default_factory=dict)  # "domain::Op" -> how many nodes
     verified: str = ""  # by `attnbench export`: "ort-cpu at T = 1, 5, 33", or "unverified: reason"
 
@@ -102,6 +103,27 @@ class Exporter(Protocol):
             seed: of the weights (block only).
 
         Raises:
+            ExportError: with what was asked and what came out.
+        """
+        ...
+
+
+class ProgramExporter(Exporter, Protocol):
+    """An exporter that writes modules of the user too."""
+
+    program_opsets: tuple[int, ...]  # what it can write them in; the first is the default
+
+    def export_program(self, program: Any, problem: ModelProblem, opset: int, path: Path) -> Artifact:
+        """Write the file at `path` (atomically: nothing is left behind on failure).
+
+        Args:
+            program: a torch.export.ExportedProgram; its inputs and outputs are tensors in the order of the problem's.
+            problem: their names, dtypes and dims; free dims stay dynamic in the file.
+            opset: of the default domain; the file must have exactly this one.
+            path: where the .onnx goes; its folder exists.
+
+        Raises:
+            UnsupportedError: it has no way to write this module.
             ExportError: with what was asked and what came out.
         """
         ...

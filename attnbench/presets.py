@@ -1,11 +1,12 @@
 """Shapes of attention in published models, by name. Shapes only: the weights are random, as everywhere here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.errors import InputError
 from attnbench.masks import parse_mask
-from attnbench.problem import Variant
+from attnbench.problem import Problem, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +98,13 @@ def find(name: str) -> Preset:
         hint = f"; did you mean {close[0]!r}?" if close else "; see attnbench explain presets"
         raise InputError(f"no preset {name!r}; known: {', '.join(PRESETS)}{hint}")
     return PRESETS[name]
+
+
+def make_problem(preset: str | None, given: Mapping[str, Any]) -> Problem:
+    """The problem of a preset (None: block self with 8 heads of 64 in fp32), with what was given in place of its own.
+
+    Raises:
+        InputError: an unknown preset, or a problem that cannot be.
+    """
+    keys = {} if preset is None else find(preset).problem_keys(given.get("variant"), given.get("part"))
+    return Problem.make(seq_len=64, **keys | {name: value for name, value in given.items() if value is not None})

@@ -42,6 +42,7 @@ def test_the_opsets_are_those_that_the_exporters_declare() -> None:
     assert load_exporter("onnx-decomposed").opsets == (20, 17, 18, 19, 21, 22, 23, 24, 25)
     assert load_exporter("onnx-contrib").opsets == (20, 17, 18, 19, 21, 22, 23, 24, 25)
     assert load_exporter("onnx-attention").opsets == (23, 24)
+    assert load_exporter("onnx-blocked").opsets == (20, 18, 19, 21, 22, 23, 24, 25)
 
 
 def test_the_commands_shown_are_commands() -> None:

@@ -38,6 +38,7 @@ class Group:
     lanes: list[rounds.Lane] = field(default_factory=list)
     judges: dict[str, Any] = field(default_factory=dict)
     stress: Stress | None = None  # where it was asked
+    measures_memory: bool = True
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent, by phase
 
     def run(self, budget_s: float) -> tuple[list[Record], Samples]:
@@ -57,7 +58,7 @@ class Group:
                     self._prove_honest(parked)
         with self._phase("memory"):
             for case in self.cases:
-                if case.lane is not None and case.is_open:
+                if case.lane is not None and case.is_open and self.measures_memory:
                     self._measure_memory(case)
         for case in self.cases:
             self._conclude(case)

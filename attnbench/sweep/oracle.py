@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.files import write_atomically
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
@@ -19,6 +20,11 @@ SAMPLED_ROWS = 256
 # Above this length torch eager, the second reference, runs on sampled rows (fp16 on a CPU does 1 GFLOP/s).
 MAX_EAGER_LEN = 1024
 SAMPLED_EAGER_ROWS = 64
+
+
+def _save(path: Path, array: Array) -> None:
+    with path.open("wb") as f:
+        np.save(f, array)
 
 
 def judged_rows(problem: Problem) -> NDArray[np.int64] | None:
@@ -41,7 +47,8 @@ def make_reference(problem: Problem, seed: int, input_class: str, folder: Path) 
     rows = judged_rows(problem)
     expected = reference_output(problem, inputs, weights, rows=rows)
     path = folder / f"{problem.problem_id}-{input_class}.npy"
-    np.save(path, expected)
+    # Another worker may have it mapped into memory: a file that shrinks under it kills it by SIGBUS.
+    write_atomically(path, lambda temporary: _save(temporary, expected))
     positions = np.arange(problem.q_len) if rows is None else rows
     count = SAMPLED_EAGER_ROWS if problem.q_len > MAX_EAGER_LEN else len(positions)
     chosen = np.linspace(0, len(positions) - 1, count).astype(np.int64)

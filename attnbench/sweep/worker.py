@@ -4,6 +4,7 @@ Parked in a blocking read between requests, so that it costs nothing while anoth
 """
 
 import gc
+import importlib
 import json
 import os
 import traceback
@@ -27,13 +28,13 @@ def main(requests_fd: int, responses_fd: int) -> int:
             if op == "exit":
                 # Destructors of native libraries may hang or crash; nothing of value is left in this process.
                 return 0
-            _send(responses_fd, _answer(getattr(tasks, op), request))
+            _send(responses_fd, _answer(tasks, op, request))
     return 0
 
 
-def _answer(task: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+def _answer(tasks: Tasks, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"result": task(**arguments)}
+        return {"result": _task(tasks, op)(**arguments)}
     except BaseException as err:  # the worker's top level: whatever a plug-in raises becomes a record
         if isinstance(err, SystemExit | KeyboardInterrupt):
             raise
@@ -41,6 +42,13 @@ def _answer(task: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> d
         message = str(err).strip() or repr(err)
         cause = "" if err.__cause__ is None else str(err.__cause__).strip()
         return {"error": {"kind": type(err).__name__, "message": message, "cause": cause}}
+
+
+def _task(tasks: Tasks, op: str) -> Callable[..., dict[str, Any]]:
+    """A method of Tasks, or `module:function`: so layers above the sweep have tasks of their own."""
+    module, _, function = op.rpartition(":")
+    found: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module) if module else tasks, function)
+    return found
 
 
 def _send(fd: int, answer: dict[str, Any]) -> None:

@@ -22,10 +22,12 @@ from attnbench import errors
 from attnbench.errors import (
     AttnbenchError,
     ExportError,
+    InputError,
     NotRunError,
     ReadBackError,
     UnavailableError,
     UnsupportedError,
+    UntrustedModelError,
     WorkerCrashed,
     WorkerError,
     WorkerOutOfMemory,
@@ -345,7 +347,7 @@ class ForkServers:
 
 _TOLD: tuple[type[AttnbenchError], ...] = (
     UnsupportedError, UnavailableError, ReadBackError, NotRunError, WorkerOutOfMemory,
-    ExportError, *ExportError.__subclasses__(),
+    InputError, UntrustedModelError, ExportError, *ExportError.__subclasses__(),
 )  # fmt: skip
 _EXCEPTIONS = {c.__name__: c for c in _TOLD}
 

@@ -1,9 +1,11 @@
 """`onnx-attention`: the block around one standard `Attention` operator (opset 23 on)."""
 
 from pathlib import Path
+from typing import Any
 
 from attnbench.errors import ArtifactError
 from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 from attnbench_exporters import onnx_files, torch_export
 
@@ -15,7 +17,7 @@ class OnnxAttention:
     """
 
     name = "onnx-attention"
-    opsets = (23, 24)
+    opsets = program_opsets = (23, 24)
     preload = ("torch", "onnx", "onnxscript", "torch.onnx")
 
     def probe(self) -> Probe:
@@ -38,3 +40,15 @@ class OnnxAttention:
         if counts.get("::Attention") != 1 or "::Softmax" in counts:
             raise ArtifactError(f"one Attention node and no Softmax were asked at opset {opset}, torch wrote {counts}")
         return onnx_files.write_artifact(model, path, exporter=self.name, problem=problem, opset=opset, seed=seed)
+
+    def export_program(self, program: Any, problem: ModelProblem, opset: int, path: Path) -> Artifact:
+        """Write a module of the user; see `attnbench.interfaces.ProgramExporter`.
+
+        Raises:
+            UnsupportedError: the module writes its attention out.
+            ExportError: what came out is not what was asked; nothing is written.
+        """
+        torch_export.require_opset(opset, self.program_opsets, self.name)
+        model = torch_export.translate(program, problem, opset)
+        torch_export.require_attention(onnx_files.operator_counts(model).get("::Attention", 0), problem)
+        return onnx_files.write_artifact(model, path, exporter=self.name, problem=problem, opset=opset, seed=0)

@@ -20,6 +20,7 @@ from typing import Any
 
 from attnbench.errors import ArtifactError, ExportError, FrozenDimError, OpsetError
 from attnbench.interfaces import Artifact, Probe
+from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 
 # Larger models keep their weights in a file beside the .onnx: a protobuf message cannot pass 2 GiB.
@@ -62,7 +63,9 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[+a-z]", version, maxsplit=1)[0])[:3])
 
 
-def write_artifact(model: Any, path: Path, *, exporter: str, problem: Problem, opset: int, seed: int) -> Artifact:
+def write_artifact(
+    model: Any, path: Path, *, exporter: str, problem: Problem | ModelProblem, opset: int, seed: int
+) -> Artifact:
     """Check the model, write it at `path` in one step and say what was written.
 
     Args:
@@ -105,13 +108,19 @@ def check_opset(model: Any, opset: int) -> None:
         raise OpsetError(f"opset {opset} was asked, the exported file has {inside}; ask for one that is supported")
 
 
+def set_opset(model: Any, opset: int) -> None:
+    """Declare another opset of the default domain; the checker tells whether the operators are of it."""
+    for entry in model.opset_import:
+        entry.version = opset if entry.domain == "" else entry.version
+
+
 def operator_counts(model: Any) -> dict[str, int]:
     """How many nodes of each operator, keyed `domain::Op`, the default domain empty."""
     domains = (("" if node.domain == "ai.onnx" else node.domain, node.op_type) for node in model.graph.node)
     return dict(sorted(Counter(f"{domain}::{op}" for domain, op in domains).items()))
 
 
-def rename_dims(model: Any, problem: Problem) -> None:
+def rename_dims(model: Any, problem: Problem | ModelProblem) -> None:
     """Give every dynamic dim the name the problem promises; what is not as promised is an error.
 
     Raises:
@@ -146,7 +155,7 @@ def _rename_dim(dim: Any, due: str | int, where: str, renamed: dict[str, str]) -
     dim.dim_param = due
 
 
-def _normalise(model: Any, *, exporter: str, problem: Problem, seed: int) -> None:
+def _normalise(model: Any, *, exporter: str, problem: Problem | ModelProblem, seed: int) -> None:
     """Drop stack traces, paths and shapes in the exporter's own symbols; say what the file is."""
     del model.graph.value_info[:]
     model.doc_string = model.graph.doc_string = ""

@@ -11,7 +11,10 @@ from typing import Any
 from attnbench.errors import ExportError, OpsetError, UnsupportedError
 from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, Support
+from attnbench.masks import NO_MASK, parse_mask
+from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
+from attnbench_exporters.weights import share_weights
 
 PACKAGES = ("onnxscript", "onnx", "torch")
 MODULES = ("onnx", "onnxscript")  # torch takes seconds to import; the runtimes' probes do that
@@ -42,6 +45,28 @@ def require(support: Support, opset: int, opsets: tuple[int, ...]) -> None:
         raise UnsupportedError(support.reason)
 
 
+def require_opset(opset: int, opsets: tuple[int, ...], name: str) -> None:
+    """Go on only with an opset that the exporter writes modules in.
+
+    Raises:
+        OpsetError: it is another.
+    """
+    require(opset_support(opset, opsets, f"{name} (of a module)"), opset, opsets)
+
+
+def require_attention(nodes: int, problem: ModelProblem) -> None:
+    """Go on only where torch wrote at least one `Attention` node.
+
+    Raises:
+        UnsupportedError: the module has none to write.
+    """
+    if not nodes:
+        raise UnsupportedError(
+            f"{problem.name} calls no scaled_dot_product_attention, so that there is no attention to find in it; "
+            "use onnx-decomposed, or call it"
+        )
+
+
 def example_problem(problem: Problem) -> Problem:
     """The problem at the sizes that are traced: dims that are separate symbols get different sizes."""
     separate = any("kv_len" in dims for dims in problem.symbolic_dims().values())
@@ -57,7 +82,7 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
     Args:
         problem: gives part, variant, head sizes and dtype; batch and lengths become symbols.
         opset: asked of torch, which may answer with another one.
-        attention: `eager` or `sdpa`.
+        attention: `eager`, `sdpa`, or `sdpa_without_rule`: what positions allow is left to the exporter.
         seed: of the weights.
 
     Raises:
@@ -65,13 +90,13 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
     """
     import torch
 
-    from attnbench.torch_model import build_module, to_torch
+    from attnbench.torch_model import to_torch
 
     example = example_problem(problem)
     with tracing(), _LAST.kept((example, attention, seed)):
         module, args = _LAST.program, ()
         if module is None:
-            module = build_module(problem, seed=seed, attention="sdpa" if attention == "sdpa" else "eager")
+            module = _module(problem, attention, seed)
             args = tuple(to_torch(array).contiguous() for array in make_inputs(example).values())
         try:
             program = torch.onnx.export(
@@ -79,9 +104,49 @@ def trace(problem: Problem, opset: int, *, attention: str, seed: int) -> Any:
                 output_names=list(problem.output_dims()), dynamic_shapes=_dynamic_shapes(problem), verbose=False,
             )  # fmt: skip
         except torch.onnx.OnnxExporterError as err:
-            first = str(err).strip().splitlines()[0]
-            raise ExportError(f"torch.onnx cannot export {problem.label()} at opset {opset}: {first}") from err
+            raise _export_error(err, problem, opset) from err
     return program.model_proto
+
+
+def translate(program: Any, problem: ModelProblem, opset: int) -> Any:
+    """The onnx.ModelProto of a traced module of the user, shared weights shared; nothing else of it has been checked.
+
+    Args:
+        program: a torch.export.ExportedProgram whose inputs and outputs are tensors in the order of the problem's.
+        problem: gives their names.
+        opset: asked of torch, which may answer with another one.
+
+    Raises:
+        ExportError: torch cannot write an operator of it.
+    """
+    import torch
+
+    with tracing(), _LAST.kept(id(program)):
+        try:
+            made = torch.onnx.export(
+                program, dynamo=True, opset_version=opset, input_names=[tensor.name for tensor in problem.inputs],
+                output_names=[tensor.name for tensor in problem.outputs], verbose=False,
+            )  # fmt: skip
+        except torch.onnx.OnnxExporterError as err:
+            raise _export_error(err, problem, opset) from err
+    model = made.model_proto
+    share_weights(model)
+    return model
+
+
+def _export_error(err: Exception, problem: Problem | ModelProblem, opset: int) -> ExportError:
+    first = str(err).strip().splitlines()[0]
+    return ExportError(f"torch.onnx cannot export {problem.label()} at opset {opset}: {first}")
+
+
+def _module(problem: Problem, attention: str, seed: int) -> Any:
+    from attnbench.torch_model import AttentionCore, build_module
+
+    module = build_module(problem, seed=seed, attention="eager" if attention == "eager" else "sdpa")
+    for part in module.modules():
+        if attention == "sdpa_without_rule" and isinstance(part, AttentionCore):
+            part.rule = parse_mask(problem.masking.tensor or NO_MASK)
+    return module
 
 
 class _LastTrace:

@@ -7,11 +7,12 @@ import pytest
 from attnbench.interfaces import Artifact, Exporter
 from attnbench.problem import Problem
 from attnbench_exporters.attention import OnnxAttention
+from attnbench_exporters.blocked import OnnxBlocked
 from attnbench_exporters.contrib import OnnxContrib
 from attnbench_exporters.decomposed import OnnxDecomposed
 
 Exported = Callable[[str, Problem, int | None], Artifact]
-EXPORTERS: dict[str, Exporter] = {e.name: e for e in (OnnxDecomposed(), OnnxAttention(), OnnxContrib())}
+EXPORTERS: dict[str, Exporter] = {e.name: e for e in (OnnxDecomposed(), OnnxAttention(), OnnxContrib(), OnnxBlocked())}
 
 
 @pytest.fixture(scope="session")

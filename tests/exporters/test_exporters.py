@@ -20,12 +20,13 @@ from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters import onnx_files
 from attnbench_exporters.attention import OnnxAttention
+from attnbench_exporters.blocked import OnnxBlocked
 from attnbench_exporters.contrib import OnnxContrib
 from attnbench_exporters.contrib_graph import build_model
 from attnbench_exporters.decomposed import OnnxDecomposed
 
 Exported = Callable[..., Artifact]
-NAMES = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
+NAMES = ("onnx-decomposed", "onnx-attention", "onnx-contrib", "onnx-blocked")
 PARTS = ("block", "core")
 VARIANTS = ("self", "cross", "causal")
 ASKED_OPSETS = (13, 17, 18, 23, 25, 26, 99)  # public bug reports: requests that came out as another opset
@@ -93,7 +94,7 @@ def test_the_opset_is_the_one_asked_or_an_error_names_it(
     exported: Exported, name: str, opset: int, tmp_path: Path
 ) -> None:
     problem = small("block", "cross")
-    exporter = {e.name: e for e in (OnnxDecomposed(), OnnxAttention(), OnnxContrib())}[name]
+    exporter = {e.name: e for e in (OnnxDecomposed(), OnnxAttention(), OnnxContrib(), OnnxBlocked())}[name]
     if opset not in exporter.opsets:
         support = exporter.supports(problem, opset)
         assert not support.ok
@@ -223,7 +224,7 @@ def test_an_equal_request_gives_equal_bytes_in_another_process(exported: Exporte
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("exporter", [OnnxDecomposed(), OnnxAttention(), OnnxContrib()], ids=NAMES)
+@pytest.mark.parametrize("exporter", [OnnxDecomposed(), OnnxAttention(), OnnxContrib(), OnnxBlocked()], ids=NAMES)
 def test_the_exporter_keeps_the_contract(exporter: Exporter) -> None:
     problems = [small("block", "cross"), small("core", "causal")]
     conformance.check_exporter(exporter, problems)

@@ -3,7 +3,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnbench.errors import ArtifactError, AttnbenchError, FrozenDimError, OpsetError, ProblemError, WorkerError
+from attnbench.errors import (
+    ArtifactError,
+    AttnbenchError,
+    FrozenDimError,
+    InputError,
+    OpsetError,
+    ProblemError,
+    WorkerError,
+)
 from attnbench.measure import environment
 from attnbench.sweep.bench import ALWAYS_PRELOADED
 from attnbench.sweep.workers import ForkServer, ForkServers, ReportedError, Worker, as_exception
@@ -51,3 +59,15 @@ def test_an_error_of_ours_comes_back_without_the_name_of_its_class(kind: type[At
 
 def test_an_error_of_a_library_keeps_its_name() -> None:
     assert str(as_exception({"kind": "KeyError", "message": "'q'", "cause": ""})) == "KeyError: 'q'"
+
+
+def test_a_task_of_a_layer_above_is_named_by_its_module(servers: ForkServers) -> None:
+    with Worker(servers.get(ALWAYS_PRELOADED)) as worker:
+        assert "machine" in worker.ask("attnbench.measure.environment:describe", timeout_s=30.0)
+        with pytest.raises(WorkerError, match=r"ModuleNotFoundError: No module named 'attnbench.nowhere'"):
+            worker.ask("attnbench.nowhere:task", timeout_s=30.0)
+
+
+def test_bad_input_that_a_worker_finds_is_bad_input_to_the_user(servers: ForkServers) -> None:
+    with Worker(servers.get(ALWAYS_PRELOADED)) as worker, pytest.raises(InputError, match="no target 'abacus'"):
+        worker.ask("attnbench.deploy.targets:find_target", timeout_s=30.0, name="abacus")

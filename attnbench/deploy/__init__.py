@@ -1,0 +1,1 @@
+"""Bundles: an exported model with what proves it."""
