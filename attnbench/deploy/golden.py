@@ -1,8 +1,6 @@
 """Golden cases of the built-in attention: inputs, float64 outputs, and what an export may differ by."""
 
-import io
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from attnbench.problem import OUTPUT_NAME, Problem
 from attnbench.reference import reference_new_cache, reference_output
 from attnbench.sweep.bench import limits_of
 from attnbench.sweep.oracle import torch_eager_rows
+from attnbench.sweep.repro import as_npz
 
 MAX_BYTES = 1 << 28  # of all cases
 EAGER_ROWS = 128  # of a case that torch eager computes: fp16 on a CPU does 1 GFLOP/s
 REFERENCE = "attnbench.reference: attention in float64 NumPy, from the inputs and weights as they are rounded"
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same case gives the same bytes
 # batch_size, q_len and kv_len (decode: cached tokens) of the cases below the largest T. Odd lengths, a batch; more
 # queries than keys and fewer, where a file has two lengths. All sizes above 1 come first: see verify_runtimes.
 _SQUARE = ((2, 17, 17), (1, 1, 1))
@@ -102,7 +100,7 @@ def write_cases(*, folder: str, problem: dict[str, Any], seed: int, max_len: int
     for sized in sizes_of(Problem.from_dict(problem), max_len):
         for input_class in INPUT_CLASSES:
             entry, arrays = _case(sized, input_class, weights, seed)
-            (Path(folder) / entry.file).write_bytes(npz(arrays))
+            (Path(folder) / entry.file).write_bytes(as_npz(arrays))
             entries.append(entry.model_dump(mode="json"))
     return {"golden": entries}
 
@@ -144,17 +142,3 @@ def _limits(
     judge = {"floor": numerics.floor_error(expected, problem.dtype),
              "eager": {"worst_row_rel_err": eager.worst_row_rel_err}}  # fmt: skip
     return limits_of(problem, judge, input_class)
-
-
-def npz(arrays: Mapping[str, Array]) -> bytes:
-    """As np.savez, the same bytes for the same arrays; bfloat16 as its bits."""
-    blob = io.BytesIO()
-    with zipfile.ZipFile(blob, "w") as archive:
-        for name, array in arrays.items():
-            part = io.BytesIO()
-            plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-            np.lib.format.write_array(part, np.asarray(plain, order="C"), allow_pickle=False)
-            info = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, part.getvalue())
-    return blob.getvalue()

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnbench import plugins
 from attnbench.deploy.checks import Subject, check_model, check_running
-from attnbench.deploy.golden import MAX_BYTES, npz
+from attnbench.deploy.golden import MAX_BYTES
 from attnbench.deploy.manifest import GOLDEN, Golden, Tensor
 from attnbench.deploy.models import save_program
 from attnbench.deploy.module_code import build
@@ -23,6 +23,7 @@ from attnbench.errors import InputError, UnsupportedError
 from attnbench.interfaces import Array
 from attnbench.measure import numerics
 from attnbench.model_problem import ModelProblem, TensorSpec
+from attnbench.sweep.repro import as_npz
 
 _NARROW = 16  # an output with fewer numbers in a row
 
@@ -105,7 +106,7 @@ def _write_case(
     """One case as a file."""
     file = f"{GOLDEN}/{case.name}.npz"
     arrays = {f"in_{n}": a for n, a in given.items()} | {f"out_{n}": a for n, a in expected.items()}
-    (folder / file).write_bytes(npz(arrays))
+    (folder / file).write_bytes(as_npz(arrays))
     limits = {spec.name: limits_of(spec, own[spec.name], expected[spec.name]) for spec in specs}
     widths = {name: array.shape[-1] if array.ndim else 1 for name, array in expected.items()}
     rows = {name: max(1, array.size // widths[name]) for name, array in expected.items()}

@@ -233,13 +233,13 @@ def _rows(problem: Problem) -> Array:
 
 
 def as_npz(arrays: Mapping[str, Array]) -> bytes:
-    """As np.savez, without a date; bfloat16 as its bits."""
+    """As np.savez, the same bytes for the same arrays: no date, rows first; bfloat16 as its bits."""
     blob = io.BytesIO()
     with zipfile.ZipFile(blob, "w") as archive:
         for name, array in arrays.items():
             part = io.BytesIO()
             plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-            np.lib.format.write_array(part, plain, allow_pickle=False)
+            np.lib.format.write_array(part, np.asarray(plain, order="C"), allow_pickle=False)
             _add(archive, f"{name}.npy", part.getvalue(), zipfile.ZIP_STORED)
     return blob.getvalue()
 

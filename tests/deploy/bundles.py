@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from attnbench.deploy import golden, manifest, verify_bundle
+from attnbench.deploy import manifest, verify_bundle
 from attnbench.deploy.manifest import GOLDEN, Golden, Tensor
 from attnbench.errors import ArtifactError
+from attnbench.sweep.repro import as_npz
 
 
 class Scaled:
@@ -39,7 +40,7 @@ class Scaled:
         found = []
         for name in self.names:
             arrays = {"in_x": x, "out_y": x.astype(np.float64) * self.factor}
-            (folder / GOLDEN / f"{name}.npz").write_bytes(golden.npz(arrays))
+            (folder / GOLDEN / f"{name}.npz").write_bytes(as_npz(arrays))
             found.append(Golden(file=f"{GOLDEN}/{name}.npz", sizes={"n": 2}, limits={"y": 1e-6}, reason="two roundings",
                                 reference="NumPy"))  # fmt: skip
         return tuple(found)

@@ -15,6 +15,7 @@ from attnbench.deploy.targets import TARGETS
 from attnbench.deploy.write import _prove, runtime_of, verifier
 from attnbench.errors import ArtifactError, InputError
 from attnbench.problem import Problem
+from attnbench.sweep.repro import as_npz
 from tests.deploy.bundles import verify_here
 
 CASE = {"limits": {"y": 1e-3}, "gain_limits": {"y": 1e-4}}
@@ -152,7 +153,7 @@ def test_a_probe_that_differs_refuses_the_bundle(tmp_path):
 
 def test_npz_files_are_the_same_bytes_for_the_same_arrays_and_have_no_pickle():
     arrays = {"in_x": np.arange(4, dtype=np.float32), "in_mask": np.array([True])}
-    assert golden.npz(arrays) == golden.npz({name: array.copy() for name, array in arrays.items()})
+    assert as_npz(arrays) == as_npz({name: array.copy() for name, array in arrays.items()})
 
 
 @pytest.mark.parametrize(
