@@ -4,29 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import ArtifactError
-from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.interfaces import Artifact
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 from attnbench_exporters import onnx_files, torch_export
 
 
-class OnnxAttention:
+class OnnxAttention(torch_export.FromTorch):
     """Exports scaled_dot_product_attention as the operator that was made for it.
 
+    Without a cache its `is_causal` is top-left at every q_len and kv_len, so that it can express every problem.
     Opset 25 is left out: its Attention has no kernel in onnxruntime 1.32, which expands it to some 90 nodes.
     """
 
     name = "onnx-attention"
     opsets = program_opsets = (23, 24)
-    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
-
-    def probe(self) -> Probe:
-        """Are torch, onnx and onnxscript there and new enough?"""
-        return onnx_files.probe_packages(torch_export.PACKAGES, torch_export.MODULES)
-
-    def supports(self, problem: Problem, opset: int) -> Support:
-        """Every problem: without a cache `is_causal` is top-left at every q_len and kv_len."""
-        return torch_export.opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
         """Write the block with one Attention node; see `attnbench.interfaces.Exporter.export`.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import ArtifactError
-from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.interfaces import Artifact
 from attnbench.masks import parse_mask
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
@@ -14,21 +14,12 @@ from attnbench_exporters.query_blocks import block_queries
 _TRACE_OPSET = 23  # the first in which torch writes Attention, which the loop replaces
 
 
-class OnnxBlocked:
+class OnnxBlocked(torch_export.FromTorch):
     """Exports scaled_dot_product_attention and writes its operator as a loop that never holds all scores."""
 
     name = "onnx-blocked"
     opsets = (20, 18, 19, 21, 22, 23, 24, 25)
     program_opsets = (23, 18, 19, 20, 21, 22, 24, 25)  # other operators of a module may be of opset 23
-    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
-
-    def probe(self) -> Probe:
-        """Are torch, onnx and onnxscript there and new enough?"""
-        return onnx_files.probe_packages(torch_export.PACKAGES, torch_export.MODULES)
-
-    def supports(self, problem: Problem, opset: int) -> Support:
-        """Every problem, from opset 18 on."""
-        return torch_export.opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
         """Write the block around its loops; see `attnbench.interfaces.Exporter.export`.

@@ -4,27 +4,18 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import ArtifactError
-from attnbench.interfaces import Artifact, Probe, Support
+from attnbench.interfaces import Artifact
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 from attnbench_exporters import onnx_files, torch_export
 
 
-class OnnxDecomposed:
+class OnnxDecomposed(torch_export.FromTorch):
     """Exports the eager attention: the scores are written out, no attention operator."""
 
     name = "onnx-decomposed"
     opsets = (20, 17, 18, 19, 21, 22, 23, 24, 25)  # 13, 26 and 99 come out of torch as 18
     program_opsets = (20, 17, 18, 19, 21, 22)  # from 23 on torch writes Attention
-    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
-
-    def probe(self) -> Probe:
-        """Are torch, onnx and onnxscript there and new enough?"""
-        return onnx_files.probe_packages(torch_export.PACKAGES, torch_export.MODULES)
-
-    def supports(self, problem: Problem, opset: int) -> Support:
-        """Every problem, at the opsets that come out as asked."""
-        return torch_export.opset_support(opset, self.opsets, self.name)
 
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
         """Write the eager block; see `attnbench.interfaces.Exporter.export`.

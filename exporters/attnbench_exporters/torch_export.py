@@ -10,10 +10,11 @@ from typing import Any
 
 from attnbench.errors import ExportError, OpsetError, UnsupportedError
 from attnbench.inputs import make_inputs
-from attnbench.interfaces import SUPPORTED, Support
+from attnbench.interfaces import SUPPORTED, Probe, Support
 from attnbench.masks import NO_MASK, parse_mask
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
+from attnbench_exporters import onnx_files
 from attnbench_exporters.weights import share_weights
 
 PACKAGES = ("onnxscript", "onnx", "torch")
@@ -30,6 +31,22 @@ def opset_support(opset: int, opsets: tuple[int, ...], name: str) -> Support:
     if opset in opsets:
         return SUPPORTED
     return Support(ok=False, reason=f"{name} writes opset {', '.join(map(str, sorted(opsets)))}, not {opset}")
+
+
+class FromTorch:
+    """What every exporter that goes through torch.export has: the packages, and every problem at its opsets."""
+
+    name: str
+    opsets: tuple[int, ...]
+    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
+
+    def probe(self) -> Probe:
+        """Are torch, onnx and onnxscript there and new enough?"""
+        return onnx_files.probe_packages(PACKAGES, MODULES)
+
+    def supports(self, problem: Problem, opset: int) -> Support:
+        """Every problem, at the opsets that come out as asked."""
+        return opset_support(opset, self.opsets, self.name)
 
 
 def require(support: Support, opset: int, opsets: tuple[int, ...]) -> None:
