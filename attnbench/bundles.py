@@ -16,7 +16,7 @@ def export_bundle(
     *,
     target: str,
     out: Path | str,
-    recipe: str = "auto",
+    recipe: str = "documented",
     triton: bool = False,
     max_len: int = DEFAULT_MAX_LEN,
     opset: int | None = None,
@@ -32,7 +32,8 @@ def export_bundle(
     Args:
         target: `onnxruntime-cpu`, `onnxruntime-cuda`, `tensorrt`, `tensorrt-rtx`, `openvino` or `torch`.
         out: the folder; a bundle that is there is replaced.
-        recipe: the exporter that writes the model, or `auto`.
+        recipe: the exporter that writes the model; `documented`: the best of the target that is right, untimed;
+            `auto`: all that are right are timed, where the target runs here, and the fastest is taken.
         triton: add a model repository of Triton Inference Server, in triton/.
         max_len: the largest T that is proved.
         opset: None: the exporter's first.
@@ -66,7 +67,7 @@ def export_module(
     inputs: Path | str,
     target: str,
     out: Path | str,
-    recipe: str = "auto",
+    recipe: str = "documented",
     triton: bool = False,
     opset: int | None = None,
     gpu_archs: Sequence[str] = DEFAULT_GPU_ARCHS,
@@ -81,7 +82,8 @@ def export_module(
         inputs: a TOML file: its tensors, free dims, constructor's arguments and weights.
         target: as `export_bundle`.
         out: the folder; a bundle that is there is replaced.
-        recipe: the exporter that writes the model, or `auto`.
+        recipe: the exporter that writes the model; `documented`: the best of the target that is right, untimed;
+            `auto`: all that are right are timed, where the target runs here, and the fastest is taken.
         triton: add a model repository of Triton Inference Server, in triton/.
         opset: None: the exporter's first.
         gpu_archs: of the engines of tensorrt-rtx, such as sm89.

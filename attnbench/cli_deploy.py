@@ -31,7 +31,7 @@ def export(
     ] = None,
     recipe: Annotated[
         str | None,
-        single("--recipe", help="Exporter of a bundle.", metavar="NAME", panel=DEPLOY, default="auto"),
+        single("--recipe", help="Of a bundle; auto times all.", metavar="NAME", panel=DEPLOY, default="documented"),
     ] = None,
     max_len: Annotated[
         str | None,
@@ -94,7 +94,8 @@ def export(
     With --module and --inputs a bundle of a module of yours: a worker imports its code from the folder where attnbench
     is started and from the installed packages. Batch size and lengths stay free. TARGET is onnxruntime-cpu,
     onnxruntime-cuda, tensorrt, tensorrt-rtx, openvino or torch. A bundle is a folder: the model, golden cases with
-    float64 outputs, verify.py, README.md, bundle.json.
+    float64 outputs, verify.py, README.md, bundle.json. Its recipe is the documented best of the target that is right,
+    not timed here; --recipe auto times all that are right, where the target runs here, and takes the fastest.
     """
     if target is not None:
         return _export_bundle(context.params)

@@ -115,6 +115,13 @@ def choose_recipe(
     ]  # fmt: skip
 
 
+def how_to_time(target: Target) -> str:
+    """What a user types to have something timed."""
+    if target.runtime is None:
+        return f"nothing here runs {target.name}"
+    return "--recipe auto times what is right" if target.recipes else "attnbench bench times it"
+
+
 def documented(target: Target, why: str) -> list[Recipe]:
     """The recipes in their documented order, and why none was timed."""
     reason = f"{target.documented}; it was not timed: {why}"

@@ -31,7 +31,7 @@ from attnbench.errors import ArtifactError, AttnbenchError, InputError, Unsuppor
 from attnbench.measure import environment
 from attnbench.problem import Problem
 
-AUTO = "auto"
+AUTO, DOCUMENTED = "auto", "documented"
 README = "README.md"
 _VERSIONS = ("attnbench", "numpy", "torch", "onnx", "onnxscript", "onnxruntime")
 _IMPORT = re.compile(r"^from attnbench\.deploy\.verify_runtimes import (\([^)]*\)|[^\n]*)\n", re.MULTILINE)
@@ -124,7 +124,7 @@ def write_bundle(
     target: Target,
     out: Path,
     *,
-    recipe: str = AUTO,
+    recipe: str = DOCUMENTED,
     with_triton: bool = False,
     memory_limit_bytes: int | None = None,
     say: Callable[[str], object] = lambda text: None,
@@ -135,7 +135,8 @@ def write_bundle(
         source: what is shipped.
         target: where it is to run.
         out: the folder; a bundle that is there is replaced.
-        recipe: an exporter's name, or `auto`.
+        recipe: an exporter's name; `documented`: the best of the target that is right, untimed; `auto`: the fastest
+            of those that are right.
         with_triton: add a model repository of Triton Inference Server.
         memory_limit_bytes: of one worker.
         say: told what goes on.
@@ -148,12 +149,12 @@ def write_bundle(
     source.refuse()
     if with_triton:
         triton.require_backend(target)
-    candidates = _candidates(source, target, recipe, say)
+    offered = recipes_to_try(source, target, recipe, say)
     with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
         with ThreadPoolExecutor(max_workers=1) as pool:
             cases = pool.submit(source.write_golden, shop, folder)
-            proof = _first_right(source, target, candidates, shop, folder, cases.result, say)
+            proof = _first_right(source, target, offered, shop, folder, cases.result, say)
         return _finish(source, target, _with_triton(source, target, proof, folder) if with_triton else proof, folder)
 
 
@@ -165,16 +166,20 @@ def _with_triton(source: Source, target: Target, proof: _Proof, folder: Path) ->
     return replace(proof, checks=(*proof.checks, Check(name="Triton", result="not run", detail=detail)))
 
 
-def _candidates(source: Source, target: Target, recipe: str, say: Callable[[str], object]) -> list[Recipe]:
+def recipes_to_try(source: Source, target: Target, recipe: str, say: Callable[[str], object]) -> list[Recipe]:
     """The recipes to try, in order.
 
     Raises:
         InputError: one that the target does not have.
     """
-    if recipe not in (AUTO, *target.recipes):
-        raise InputError(f"target {target.name} has no recipe {recipe!r}; it has {', '.join((AUTO, *target.recipes))}")
+    known = (DOCUMENTED, AUTO, *target.recipes)
+    if recipe not in known:
+        raise InputError(f"target {target.name} has no recipe {recipe!r}; it has {', '.join(known)}")
     if not target.recipes:
-        return [Recipe(exporter="", opset=None, chosen_by="documented", reason=target.documented)]
+        reason = f"{target.documented}; it was not timed: {recipes.how_to_time(target)}"
+        return [Recipe(exporter="", opset=None, chosen_by="documented", reason=reason)]
+    if recipe == DOCUMENTED:
+        return recipes.documented(target, recipes.how_to_time(target))
     if recipe != AUTO:
         return [Recipe(exporter=recipe, opset=None, chosen_by="asked", reason="it was asked for")]
     if source.problem is None:
@@ -282,7 +287,7 @@ def _checks(
     if target.runtime is None:
         found.append(_not_run_on(target, f"the same ONNX file was run by {where} on the CPU instead"))
     if recipe.chosen_by != "measured":
-        found.append(Check(name="speed", result="not run", detail="nothing was timed; see attnbench bench"))
+        found.append(Check(name="speed", result="not run", detail=f"nothing was timed: {recipes.how_to_time(target)}"))
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from tests.deploy.bundles import run_verify
         ("export --target tensorrt-rtx --gpu-archs sm90 -o x", ["--gpu-archs must be of sm75", "got 'sm90'"]),
         ("export --target torch --exporter onnx-attention -o x", ["--exporter is for one file"]),
         ("export --target trt -o x", ["no target 'trt'; there are onnxruntime-cpu"]),
-        ("export --target tensorrt --recipe onnx-blocked -o x", ["no recipe 'onnx-blocked'; it has auto"]),
+        ("export --target tensorrt --recipe onnx-blocked -o x", ["no recipe 'onnx-blocked'; it has documented, auto"]),
         ("export --target torch --max-len 0 -o x", ["--max-len must be a whole number of at least 1, got '0'"]),
         ("export --target torch --max-len 9 -o x", ["--max-len must be at least 17, got 9"]),
         ("export --target torch --max-len 10000000 -o x", ["use a smaller one"]),

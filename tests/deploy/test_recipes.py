@@ -1,7 +1,12 @@
 """--recipe auto: what is right is timed, the fastest is taken, noise decides nothing."""
 
+import inspect
+
 import pytest
 
+from attnbench import bundles
+from attnbench.deploy import recipes, write
+from attnbench.deploy.attention import AttentionSource
 from attnbench.deploy.recipes import PLAIN, Timed, choose_recipe, rank, sized, table
 from attnbench.deploy.targets import find_target
 from attnbench.measure.statistics import Ratio
@@ -47,6 +52,24 @@ def test_without_the_target_here_the_documented_best_comes_first_and_says_why(na
     assert [recipe.exporter for recipe in found] == list(target.recipes)
     assert {recipe.chosen_by for recipe in found} == {"documented"}
     assert found[0].reason == f"{target.documented}; it was not timed: nothing here runs {name}"
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-cpu", "openvino", "tensorrt"])
+def test_without_a_word_the_documented_best_is_taken_and_nothing_is_timed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **more: object) -> None:
+        pytest.fail("it was timed")
+
+    monkeypatch.setattr(recipes, "choose_recipe", refuse)
+    asked = inspect.signature(write.write_bundle).parameters["recipe"].default
+    assert inspect.signature(bundles.export_bundle).parameters["recipe"].default == asked
+    assert inspect.signature(bundles.export_module).parameters["recipe"].default == asked
+    source, target = AttentionSource(problem=Problem.make(seq_len=8), seed=0), find_target(name)
+    found = write.recipes_to_try(source, target, asked, print)
+    assert [recipe.exporter for recipe in found] == list(target.recipes)
+    why = "--recipe auto times what is right" if target.runtime else f"nothing here runs {name}"
+    assert found[0].reason == f"{target.documented}; it was not timed: {why}"
 
 
 def test_sizes_follow_the_variant() -> None:
