@@ -32,14 +32,14 @@ class Record(BaseModel):
     arm: str
     part: str
     variant: str
-    mask: str
-    batch_size: int
-    q_len: int
-    kv_len: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    embed_dim: int
+    mask: str | None = None  # this and the sizes of attention: None where the problem is a model of the user
+    batch_size: int | None = None
+    q_len: int | None = None  # of a model: T, the free dim that is swept; None where none is
+    kv_len: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    embed_dim: int | None = None
     dtype: str
     exporter: str
     opset: int | None = None
@@ -122,9 +122,24 @@ class Record(BaseModel):
     first_logit_scale_outside: int | None = None  # the smallest spread of logits tried at which it leaves the band
     runtime_options: dict[str, str] = {}  # that the runtime was asked for, such as backend=math; they are in `arm` too
     facts: dict[str, Any] = {}  # what really ran, as the runtime told it
+    model: str | None = None  # of the user: a file's name, package.module:Class; None: the built-in attention
+    sizes: dict[str, int] = {}  # of a model's free dims
+    bound: str | None = None  # the free dim of a model that is T
+    output: str | None = None  # of a model: the one that the columns of numerics are about, nearest to its limit
 
 
 COLUMNS: tuple[str, ...] = tuple(Record.model_fields)
+
+
+def known_size(size: int | None) -> int:
+    """A size that every row of the built-in attention has.
+
+    Raises:
+        RecordsError: the row is of a model of the user, which has none.
+    """
+    if size is None:
+        raise RecordsError("rows of a model have no sizes of attention; leave rows of part 'model' out here")
+    return size
 
 
 def append_records(path: Path, records: Iterable[Record]) -> None:

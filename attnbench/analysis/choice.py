@@ -16,7 +16,7 @@ from attnbench.analysis.groups import Facet, Panel, latency_interval, latency_ms
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.profiles import Partition, partitions
 from attnbench.analysis.workload import Requests
-from attnbench.records import Record
+from attnbench.records import Record, known_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +180,11 @@ def _family_advice(
     several = len({p.facet.dtype for p in panels}) > 1
     by_batch: dict[int, list[_Candidate]] = {}
     for panel in panels:
-        by_batch.setdefault(panel.facet.batch_size, []).extend(_candidates(panel, laws[panel.number], several))
+        by_batch.setdefault(known_size(panel.facet.batch_size), []).extend(
+            _candidates(panel, laws[panel.number], several)
+        )
     if workload is None:
-        sizes = sorted({(p.facet.batch_size, x) for p in panels for x in p.xs})
+        sizes = sorted({(known_size(p.facet.batch_size), x) for p in panels for x in p.xs})
         workload = [Requests(batch, x, 1.0) for batch, x in sizes]
     found = [_decide(r, by_batch, limits, orders) for r in workload]
     return Advice(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
-from attnbench.records import Record
+from attnbench.records import Record, known_size
 
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
 
@@ -18,10 +18,10 @@ class Facet:
 
     part: str
     dtype: str
-    batch_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    batch_size: int | None  # None, as the next three: rows of a model
+    num_heads: int | None
+    num_kv_heads: int | None
+    head_dim: int | None
     device: str | None
     threads: int | None
     latency_scope: str | None
@@ -130,19 +130,22 @@ def peak_bytes(record: Record) -> int | None:
 
 def score_bytes(record: Record) -> int:
     """Bytes of one full score matrix (B, H, q_len, kv_len) in the record's dtype."""
-    return record.batch_size * record.num_heads * record.q_len * record.kv_len * DTYPE_BYTES.get(record.dtype, 4)
+    sizes = map(known_size, (record.batch_size, record.num_heads, record.q_len, record.kv_len))
+    return math.prod(sizes) * DTYPE_BYTES.get(record.dtype, 4)
 
 
 def attention_share(record: Record) -> float:
     """Attention's part of the FLOPs: 2 B H q kv (D + D_v), halved when causal, against the projections' too."""
     r = record
-    v_head_dim, heads, kv_heads = r.v_head_dim or r.head_dim, r.num_heads, r.num_kv_heads
-    attention = 2 * r.q_len * r.kv_len * heads * (r.head_dim + v_head_dim) / (2 if r.variant == "causal" else 1)
+    sizes = map(known_size, (r.q_len, r.kv_len, r.num_heads, r.num_kv_heads, r.head_dim, r.embed_dim))
+    q_len, kv_len, heads, kv_heads, head_dim, embed_dim = sizes
+    v_head_dim = r.v_head_dim or head_dim
+    attention = 2 * q_len * kv_len * heads * (head_dim + v_head_dim) / (2 if r.variant == "causal" else 1)
     if r.part != "block":
         return 1.0
-    new_keys = r.q_len if r.variant == "decode" else r.kv_len
-    queries = r.q_len * heads * (r.head_dim + v_head_dim)  # into heads, and out of them
-    projections = 2 * r.embed_dim * (queries + new_keys * kv_heads * (r.head_dim + v_head_dim))
+    new_keys = q_len if r.variant == "decode" else kv_len
+    queries = q_len * heads * (head_dim + v_head_dim)  # into heads, and out of them
+    projections = 2 * embed_dim * (queries + new_keys * kv_heads * (head_dim + v_head_dim))
     return attention / (attention + projections)
 
 
@@ -224,7 +227,7 @@ def _geometry(r: Record) -> tuple[object, ...]:
 
 def form_of(r: Record) -> str:
     """Value head size, scale, bias and value map, where they are not the usual ones; rows of before have those."""
-    usual_scale = r.scale is None or math.isclose(r.scale, 1.0 / math.sqrt(r.head_dim), rel_tol=1e-9)
+    usual_scale = r.scale is None or math.isclose(r.scale, 1.0 / math.sqrt(known_size(r.head_dim)), rel_tol=1e-9)
     words = [] if r.v_head_dim in (None, r.head_dim) else [f"values of {r.v_head_dim}"]
     words += [] if usual_scale else [f"scale {r.scale:g}"]
     words += ["bias"] if r.bias else []
@@ -267,14 +270,14 @@ def _agreement(own: Conditions, other: Conditions) -> int:
 
 def _variants(rows: Sequence[Record]) -> Iterable[tuple[str, str, str, list[Record]]]:
     """Split a facet by variant and mask, and by the length that does not change where both lengths vary."""
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
+    groups: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for r in rows:
         groups[r.variant, r.mask].append(r)
     masks = Counter(variant for variant, _ in groups)
     for (variant, mask), members in groups.items():
-        is_usual = mask == USUAL_MASK.get(variant, "none")
+        is_usual = mask in (None, USUAL_MASK.get(variant, "none"))
         name = variant if is_usual and masks[variant] == 1 else f"{variant}, mask {mask!r}"
-        lengths = {(r.q_len, r.kv_len) for r in members}
+        lengths = {(r.q_len or 0, r.kv_len or 0) for r in members}
         one_step = variant == "decode" and _count(lengths, 0) == 1
         if _count(lengths, 0) == len(lengths) and not one_step:
             yield name, _kv_note(lengths), "q_len", members

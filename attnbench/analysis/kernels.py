@@ -12,7 +12,7 @@ from attnbench.analysis.groups import Panel, make_panels, score_bytes
 from attnbench.analysis.laws import Estimate, fit_law
 from attnbench.analysis.least_squares import MIN_POINTS
 from attnbench.masks import parse_mask
-from attnbench.records import Record
+from attnbench.records import Record, known_size
 
 UNKNOWN = "unknown"
 EVIDENCE = "memory-law"
@@ -106,8 +106,8 @@ def kernel_of(matrices: Estimate, mask_matrices: float) -> tuple[str, str]:
 
 def _mask_matrices(record: Record) -> float:
     """The whole mask of a row in score matrices (B, H, q_len, kv_len)."""
-    mask = parse_mask(record.mask)
-    axes = {"batch_size": record.batch_size, "num_heads": record.num_heads}
+    mask = parse_mask(record.mask or "none")
+    axes = {"batch_size": known_size(record.batch_size), "num_heads": known_size(record.num_heads)}
     if mask.form is not None and "q_len" in mask.form.dims:
         shared = [size for name, size in axes.items() if name not in mask.form.dims]
     elif mask.position:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.groups import Panel, attention_share, latency_ms, peak_bytes
-from attnbench.records import Record
+from attnbench.records import Record, known_size
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_percent, unique
 
 
@@ -117,9 +117,9 @@ def not_proved(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
 
 
 def _sizes(right: Sequence[Record]) -> str:
-    lengths = [r.q_len for r in right]
+    lengths = [known_size(r.q_len) for r in right]
     shapes = unique(f"{r.num_heads} x {r.head_dim}" for r in right)
-    batches = unique(str(b) for b in sorted({r.batch_size for r in right}))
+    batches = unique(str(b) for b in sorted({known_size(r.batch_size) for r in right}))
     outside = f"T below {min(lengths)} or above {max(lengths)}"
     if len(set(lengths)) == 1:
         outside = f"T other than {lengths[0]}"
@@ -162,7 +162,7 @@ def share_note(panels: Sequence[Panel]) -> str:
     panel = next((p for p in blocks if p.variant == "self"), blocks[0])
     by_x = {getattr(r, panel.x_name): r for r in panel.records}
     shares = [f"{fmt_percent(attention_share(by_x[x]))} at {panel.x_label} = {x}" for x in panel.xs]
-    width = panel.records[0].embed_dim
+    width = known_size(panel.records[0].embed_dim)
     half = {"self": 2 * width, "causal": 4 * width}.get(panel.variant)
     crossing = f" It is half at T = {half:,}: well below that the block compares GEMM libraries." if half else ""
     return (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
-from attnbench.records import FAILED, Record
+from attnbench.records import FAILED, Record, known_size
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
 from attnbench.report.merged import run_names, runs_of
@@ -219,7 +219,7 @@ def _what_ran(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
             groups[(r.arm, *("" if v is None else str(v) for v in told), kernel, facts)].append(r)
     for (*cells, facts), members in groups.items():
         variants = text.fmt_list(text.unique(r.variant for r in members))
-        where = f"{variants}, T = {findings.span([r.q_len for r in members])}"
+        where = f"{variants}, T = {findings.span([known_size(r.q_len) for r in members])}"
         yield {"cells": cells, "where": where, "facts": list(_flat(json.loads(facts)))}
 
 

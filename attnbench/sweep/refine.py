@@ -8,7 +8,7 @@ from attnbench.analysis.groups import Panel, make_panels
 from attnbench.analysis.rounds import block_medians
 from attnbench.measure import verdicts
 from attnbench.problem import Problem
-from attnbench.records import Record
+from attnbench.records import Record, known_size
 
 NARROW = 1.1  # a crossing known to within 10 % from end to end needs no more
 NEAR = 1.03  # a T this near to a measured one would tell nothing new
@@ -73,7 +73,7 @@ def _rounded(seq_len: float) -> int:
 
 def kv_len_at(panel: Panel) -> Callable[[int], int] | None:
     """How kv_len follows T in a chart; None where no rule fits, or where T is not what changes."""
-    lengths = [(r.q_len, r.kv_len) for r in panel.records]
+    lengths = [(known_size(r.q_len), known_size(r.kv_len)) for r in panel.records]
     if panel.x_name != "q_len" or not lengths:
         return None
     if all(q == kv for q, kv in lengths):
