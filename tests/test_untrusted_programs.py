@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,9 @@ def test_the_smallest_program_passes(tmp_path: Path) -> None:
         "s0.bit", "L['x'].size()[0] == 1",
         "Symbol('__import__(1)')", "Max(*s0)", "f'{s0}'", "os", "Symbol('a')('b')", "s0 if s0 else s0", "(", "9" * 5000,
         "Integer('__import__')", "Symbol('a', **{})", "(" * 3000 + "1" + ")" * 3000,
+        "Max('__import__(1)' + '', 1)", "Symbol('a' + '()')", "Symbol(name='x()')", "Symbol('s0', integer='x()')",
+        "'x()' == s0", "Integer(i='x()')", "9**9**9", "Pow(9, Pow(9, 9))", "Pow(exp=99999, base=9)", "(9**64)**64",
+        "Integer(9)**Integer(1000)", "2**s0", "1 << 10**12", "1e-99999999", "1.e1_0_0_0_0", "Float('1e9999')",
     ],
 )  # fmt: skip
 def test_an_expression_that_is_more_than_sizes_is_refused(tmp_path: Path, text: str) -> None:
@@ -201,6 +205,8 @@ SOURCE = "x=__import__('os').system('true')"
         {"in_spec": '[1, {"type": "os.system", "children_spec": []}]'},
         {"in_spec": '[1, {"type": "builtins.dict", "context": "[\\"a(1)\\"]", "children_spec": []}]'},
         {"arg": {"as_string": "'+__import__('os')+'"}},
+        {"sym_int_values": {"metadata": {"as_expr": {"expr_str": SOURCE}}}}, {"x": {"metadata": {"expr_str": SOURCE}}},
+        {"metadata": {"custom": {"expr_str": SOURCE}}},
     ],
 )  # fmt: skip
 def test_text_that_torch_writes_into_source_is_refused(tmp_path: Path, model: Any) -> None:
@@ -210,6 +216,8 @@ def test_text_that_torch_writes_into_source_is_refused(tmp_path: Path, model: An
 
 def test_guards_and_texts_of_usual_programs_pass(tmp_path: Path) -> None:
     model = {
+        **expression("Rational(1, 2)*Pow(Symbol('s0', positive=True, integer=True), Integer(-1)) + s1**2"),
+        "more": [expression("Float('2.0', precision=53) - Float('1e-05')")],
         "guards_code": ["L['x'].size()[0] == L['y']['z'].size()[2]", "2*L['x'].size()[1] <= 64 and 1 != 2",
                         "math.floor(L['x'].size()[1] / 2) == min(16, L['x'].size()[0])"],
         "arg": {"as_string": "bhqd,bhkd->bhqk"}, "torch_version": "2.13.0+cpu",
@@ -229,3 +237,54 @@ def test_other_lies_of_a_program_are_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UntrustedModelError, match="no archive"):
         inspect_pt2(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [
+        ("[" * 300 + "]" * 300, "nested over"), ("[" + "1," * 1_100_000 + "1]", "values"),
+        (json.dumps([expression(f"s0+{i}+" + "s1+" * 500 + "1") for i in range(800)]), "characters"),
+        (json.dumps({"in_spec": "[" * 300 + "]" * 300}), "nested over"),
+    ],
+    ids=["deep", "wide", "expressions", "tree"],
+)  # fmt: skip
+def test_a_program_that_is_long_work_to_look_at_is_refused(tmp_path: Path, model: str, rule: str) -> None:
+    path = write_program(tmp_path, extra={"models/model.json": model.encode()})
+    with pytest.raises(UntrustedModelError, match=rule):
+        inspect_pt2(path)
+
+
+def test_repeated_expressions_count_once(tmp_path: Path) -> None:
+    inspect_pt2(write_program(tmp_path, model={"x": [expression("s1+" * 500 + "1")] * 1000}))
+
+
+def two_lists(path: Path, *, wide: bool) -> Path:
+    """The archive with a second list of members, where some readers look; `wide`: by the 64-bit records."""
+    blob, count = path.read_bytes(), len(zipfile.ZipFile(path).infolist())
+    end = struct.Struct("<4s4H2LH")
+    size, at = end.unpack(blob[-end.size :])[5:7]
+    first, body = blob[at : at + size], blob[:at]
+    if not wide:
+        tail = end.pack(b"PK\5\6", 0, 0, count, count, size, at, 0)
+    else:
+        places = (at, at + size)
+        records = [struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, count, count, size, x) for x in places]
+        where = struct.pack("<4sLQL", b"PK\6\7", 0, at + 2 * size, 1)
+        tail = b"".join([*records, where, end.pack(b"PK\5\6", 0, 0, count, count, 0xFFFFFFFF, 0xFFFFFFFF, 0)])
+    path.write_bytes(body + first + first + tail)
+    return path
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_archive_with_two_lists_of_members_is_refused(tmp_path: Path, wide: bool) -> None:
+    with pytest.raises(UntrustedModelError, match="more at its end than one list"):
+        inspect_pt2(two_lists(write_program(tmp_path), wide=wide))
+
+
+def test_an_archive_with_bytes_before_or_a_comment_is_refused(tmp_path: Path) -> None:
+    path = write_program(tmp_path)
+    blob = path.read_bytes()
+    for changed in (b"#!/bin/sh\n" + blob, blob[:-2] + b"\x02\x00ab", blob[:10], b""):
+        path.write_bytes(changed)
+        with pytest.raises(UntrustedModelError, match="no archive of torch"):
+            inspect_pt2(path)

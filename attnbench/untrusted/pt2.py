@@ -7,22 +7,25 @@ writes guards and the names of values into source that it executes, and looks op
 words, its operators those of aten: seen in torch 2.13. Archives of TorchScript (`torch.jit`) always hold code.
 """
 
-import ast
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from attnbench.errors import UntrustedModelError
+from attnbench.untrusted.expressions import is_plain_expression
 from attnbench.untrusted.paths import open_named
+from attnbench.untrusted.zip_end import has_one_list
 
 MAX_BYTES = 64 << 30  # of all members
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20  # a block has 40 KiB
+MAX_JSON_VALUES = 1_000_000
+MAX_JSON_DEPTH = 100
+MAX_TEXT_CHARS = 1 << 20  # of expressions and trees in all, those that repeat counted once
 MAX_MEMBERS = 100_000
-MAX_EXPRESSION_CHARS = 4096
 
 _WEIGHTS, _CONSTANTS = "data/weights/model_weights_config.json", "data/constants/model_constants_config.json"
 _MODEL = "models/model.json"
@@ -36,21 +39,12 @@ _OPERATORS = re.compile(
     r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
 )
 _READS_FILES = re.compile(r"torch\.ops\.aten\.(from_file|.*save|.*load)\b.*")
-_FUNCTIONS = {
-    "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "PythonMod", "FloorDiv",
-    "CleanDiv", "CeilDiv", "TruncToInt", "CeilToInt", "FloorToInt", "IntTrueDiv", "ToFloat", "Eq", "Ne", "Equality",
-    "Unequality", "Lt", "Le", "Gt", "Ge", "LessThan", "GreaterThan", "StrictLessThan", "StrictGreaterThan",
-    "ModularIndexing", "Where", "And", "Or", "Not", "min", "max", "abs", "int",
-    "float", "bool",
-}  # fmt: skip
 _CALLS = ("target", "as_operator")
-_NODES = (
-    ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare,
-    ast.BoolOp, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
-)  # fmt: skip
+_METADATA = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "custom", "from_node"}
 _KEY, _WORD = re.compile(r"[\w.-]*"), re.compile(r"[\w.+-]*")
 _INPUT_SIZE = re.compile(r"L(\['\w+'\]|\[\d+\])+\.((size|stride)\(\)\[\d+\]|storage_offset\(\))")
 _ARITHMETIC = re.compile(r"\b(math|torch)\.(floor|ceil|trunc|sqrt|sym_\w+|_sym_sqrt)(?=\()")
+_EVALUATED = ("expr_str", "guards_code", "in_spec", "out_spec")
 _TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 
 
@@ -70,6 +64,8 @@ def inspect_pt2(path: Path) -> ProgramFacts:
         UntrustedModelError: with what is wrong.
     """
     with open_named(path) as file:
+        if not has_one_list(file):
+            _refuse(path, "it is no archive of torch.export: cut off, or with more at its end than one list of members")
         try:
             with zipfile.ZipFile(file) as archive:
                 return _inspect(path, archive)
@@ -86,7 +82,7 @@ def _inspect(path: Path, archive: zipfile.ZipFile) -> ProgramFacts:
     for name, info in members.items():
         if not _MEMBERS.fullmatch(name):
             _refuse(path, f"it holds {name[:80]!r}, which is no part of a plain program and may be code")
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.compress_size != info.file_size:
             _refuse(path, f"{name!r} is compressed or encrypted, which torch.export does not do")
     if sum(info.file_size for info in infos) > MAX_BYTES:
         _refuse(path, f"it has over {MAX_BYTES:,} bytes")
@@ -110,7 +106,18 @@ def _json(path: Path, archive: zipfile.ZipFile, members: dict[str, zipfile.ZipIn
         _refuse(path, f"it has no {name}; archives of TorchScript and of packages hold code and are not taken")
     if info.file_size > MAX_JSON_BYTES:
         _refuse(path, f"{name} has {info.file_size:,} bytes; {MAX_JSON_BYTES:,} are taken")
-    return json.loads(archive.read(info))
+    return _loads(archive.read(info).decode())
+
+
+def _loads(text: str) -> Any:
+    """JSON; refused before it is read where it would hold too much.
+
+    Raises:
+        ValueError: it is none, or holds too many values.
+    """
+    if sum(text.count(mark) for mark in ",[{") > MAX_JSON_VALUES:
+        raise ValueError(f"it has over {MAX_JSON_VALUES:,} values")
+    return json.loads(text)
 
 
 def _check_config(path: Path, config: Any, members: dict[str, zipfile.ZipInfo], name: str) -> None:
@@ -126,15 +133,23 @@ def _check_config(path: Path, config: Any, members: dict[str, zipfile.ZipInfo], 
             _refuse(path, f"{key[:80]!r} names a file that is not in the archive")
 
 
-def _walk(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value below, with the key that it stands under; lists give theirs on."""
-    yield key, value
-    if isinstance(value, dict):
-        for name, below in value.items():
-            yield from _walk(below, name)
-    elif isinstance(value, list):
-        for below in value:
-            yield from _walk(below, key)
+def _walk(value: Any, *, with_metadata: bool = True) -> Iterator[tuple[str, Any]]:
+    """Every value below, with the key that it stands under; lists give theirs on.
+
+    Raises:
+        ValueError: too deep.
+    """
+    waiting = [(0, "", value)]
+    while waiting:
+        depth, key, found = waiting.pop()
+        yield key, found
+        if depth > MAX_JSON_DEPTH:
+            raise ValueError(f"it is nested over {MAX_JSON_DEPTH} deep")
+        if isinstance(found, dict):
+            pairs: Iterable[tuple[str, Any]] = found.items()
+            waiting += [(depth + 1, n, below) for n, below in pairs if with_metadata or not _is_metadata(n, below)]
+        elif isinstance(found, list):
+            waiting += [(depth + 1, key, below) for below in found]
 
 
 def _check_program(path: Path, model: Any) -> None:
@@ -143,29 +158,39 @@ def _check_program(path: Path, model: Any) -> None:
         words = [name, *below] if isinstance(below, dict) else [name]
         if not all(_KEY.fullmatch(word) for word in words) or name == "as_custom_obj":
             _refuse(path, f"it has the name {name[:80]!r} or names below it, which torch may write into source")
-        if name == "metadata":
-            texts = [(key, text) for key, text in _walk(below) if isinstance(text, str)]
-            if not all(text.replace("\n", "" if key == "stack_trace" else "\n").isprintable() for key, text in texts):
-                _refuse(path, "its metadata has line breaks where no stack trace is; save it without metadata")
-    for key, value in _walk(_without_metadata(model)):
+        if _is_metadata(name, below) and not all(
+            text.replace("\n", "" if key == "stack_trace" else "\n").isprintable() for key, text in below.items()
+        ):
+            _refuse(path, "its metadata has line breaks where no stack trace is; save it without metadata")
+    texts: set[tuple[str, str]] = set()
+    for key, value in _walk(model, with_metadata=False):
         if key in _CALLS and not isinstance(value, list | dict):
             if not isinstance(value, str) or not _OPERATORS.fullmatch(value) or _READS_FILES.fullmatch(value):
                 _refuse(path, f"it calls {str(value)[:80]!r}; operators of aten and arithmetic are taken")
-        elif isinstance(value, str) and not _is_plain_text(key, value):
-            _refuse(path, f"its {key} {value[:80]!r} is more than is due there, and torch may evaluate it as Python")
+        elif isinstance(value, str):
+            texts.add((key, value))
+    if sum(len(text) for key, text in texts if key in _EVALUATED) > MAX_TEXT_CHARS:
+        _refuse(path, f"its expressions have over {MAX_TEXT_CHARS:,} characters")
+    for key, text in texts:
+        if not _is_plain_text(key, text):
+            _refuse(path, f"its {key} {text[:80]!r} is more than is due there, and torch may evaluate it as Python")
 
 
-def _without_metadata(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_metadata(below) for name, below in value.items() if name != "metadata"}
-    return [_without_metadata(below) for below in value] if isinstance(value, list) else value
+def _is_metadata(name: str, value: Any) -> bool:
+    """What torch notes of a node, which is text; values of the program may be called metadata too."""
+    return (
+        name == "metadata"
+        and isinstance(value, dict)
+        and set(value) <= _METADATA
+        and all(isinstance(text, str) for text in value.values())
+    )
 
 
 def _is_plain_text(key: str, text: str) -> bool:
     if key == "expr_str":
-        return _is_plain_expression(text)
+        return is_plain_expression(text)
     if key == "guards_code":
-        return _is_plain_expression(_ARITHMETIC.sub("Max", _INPUT_SIZE.sub("s0", text)))
+        return is_plain_expression(_ARITHMETIC.sub("Max", _INPUT_SIZE.sub("s0", text)))
     if key in ("in_spec", "out_spec"):
         return _is_plain_tree(text)
     if key == "as_string":  # an argument of an operator, as the letters of an einsum
@@ -175,44 +200,15 @@ def _is_plain_text(key: str, text: str) -> bool:
 
 def _is_plain_tree(text: str) -> bool:
     """Tensors in tuples, lists and dicts, whose keys are words."""
-    for key, value in _walk(json.loads(text)):
+    for key, value in _walk(_loads(text)):
         if key == "type" and value not in _TREES:
             return False
         if key == "context" and isinstance(value, str):
-            inner = json.loads(value)
+            inner = _loads(value)
             keys = inner if isinstance(inner, list) else [inner]
             if not all(word is None or (isinstance(word, str) and _WORD.fullmatch(word)) for word in keys):
                 return False
     return True
-
-
-def _is_plain_expression(text: str) -> bool:
-    """Numbers, symbols, arithmetic and sympy's own functions of them."""
-    if len(text) > MAX_EXPRESSION_CHARS:
-        return False
-    try:
-        tree = ast.parse(text, mode="eval")
-    except (SyntaxError, MemoryError):
-        return False
-    names = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, _NODES):
-            return False
-        if isinstance(node, ast.Call):
-            if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
-                return False
-            names.add(node.func)
-            strings = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-            if strings and (node.func.id not in ("Symbol", "Float") or not all(map(_is_plain_word, strings))):
-                return False
-        if isinstance(node, ast.Constant) and not isinstance(node.value, int | float | str):
-            return False
-    loose = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in names]
-    return all(re.fullmatch(r"[suzf]+\d+", node.id) for node in loose)
-
-
-def _is_plain_word(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z_]\w{0,63}|[-+]?[0-9.]{1,40}(e[-+]?\d+)?", text) is not None
 
 
 def _refuse(path: Path, rule: str) -> NoReturn:
