@@ -1,6 +1,7 @@
 """The commands that write what is deployed, and check it."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,7 +143,8 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
         return 0
     for check in made.checks:
         say(f"{check.result:8} {check.name}: {check.detail}")
-    say(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {out / 'verify.py'}")
+    verifier = shlex.quote(str(out / "verify.py"))
+    say(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {verifier}")
     return 0
 
 

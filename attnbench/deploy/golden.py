@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnbench.deploy.manifest import GOLDEN, Golden
+from attnbench.deploy.place import writing
 from attnbench.errors import InputError
 from attnbench.inputs import INPUT_CLASSES, make_inputs, make_weights
 from attnbench.interfaces import Array
@@ -100,7 +101,8 @@ def write_cases(*, folder: str, problem: dict[str, Any], seed: int, max_len: int
     for sized in sizes_of(Problem.from_dict(problem), max_len):
         for input_class in INPUT_CLASSES:
             entry, arrays = _case(sized, input_class, weights, seed)
-            (Path(folder) / entry.file).write_bytes(as_npz(arrays))
+            with writing(Path(entry.file)):
+                (Path(folder) / entry.file).write_bytes(as_npz(arrays))
             entries.append(entry.model_dump(mode="json"))
     return {"golden": entries}
 

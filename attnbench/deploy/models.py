@@ -1,11 +1,14 @@
 """The model file of a bundle, written in a worker: ONNX with its data beside, OpenVINO's IR, torch's program."""
 
+import io
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from attnbench.deploy.golden import traced_problem
+from attnbench.deploy.place import writing
 from attnbench.errors import ArtifactError, ExportError
 from attnbench.inputs import make_inputs
 from attnbench.problem import Problem
@@ -31,7 +34,8 @@ def settle_onnx(*, source: str, folder: str, external_bytes: int) -> dict[str, A
     if sum(len(t.raw_data) for t in tensors) > external_bytes:
         _move_data(tensors, Path(folder) / ONNX_DATA)
     path = Path(folder) / ONNX
-    path.write_bytes(model.SerializeToString(deterministic=True))
+    with writing(path):
+        path.write_bytes(model.SerializeToString(deterministic=True))
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as err:
@@ -52,7 +56,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 def _move_data(tensors: list[Any], target: Path) -> None:
     from onnx import TensorProto
 
-    with target.open("wb") as f:
+    with writing(target), target.open("wb") as f:
         for tensor in tensors:
             offset, length = f.tell(), f.write(tensor.raw_data)
             tensor.ClearField("raw_data")
@@ -66,7 +70,7 @@ def write_ir(*, source: str, folder: str) -> dict[str, Any]:
     """Turn an ONNX file into OpenVINO's IR; weights keep their dtype.
 
     Raises:
-        ExportError: OpenVINO does not read the file.
+        ExportError: OpenVINO does not read the file, or the disk is full.
     """
     import openvino as ov
 
@@ -75,7 +79,13 @@ def write_ir(*, source: str, folder: str) -> dict[str, Any]:
     except RuntimeError as err:
         words = [line.strip() for line in str(err).splitlines() if line.strip()]
         raise ExportError(f"openvino cannot convert the exported file: {words[-1] if words else 'no word'}") from err
-    ov.serialize(model, str(Path(folder) / IR), str(Path(folder) / IR_DATA))
+    try:
+        ov.serialize(model, str(Path(folder) / IR), str(Path(folder) / IR_DATA))
+    except RuntimeError as err:  # it does not say that the disk is full
+        free = shutil.disk_usage(folder).free
+        raise ExportError(
+            f"openvino cannot write {IR_DATA}, {free} bytes are free: {err}; name a folder with more room"
+        ) from err
     return {"model": IR}
 
 
@@ -117,4 +127,7 @@ def save_program(program: Any, path: Path) -> None:
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     program._example_inputs = None  # they alone are stored as a pickle
-    torch.export.save(program, path)
+    written = io.BytesIO()  # torch itself ends the process where the disk is full
+    torch.export.save(program, written)
+    with writing(path):
+        path.write_bytes(written.getbuffer())

@@ -17,6 +17,7 @@ from attnbench.deploy.module_code import build
 from attnbench.deploy.module_inputs import Case, ModuleInputs, cases_of, has_rows, make_arrays
 from attnbench.deploy.module_reference import REFERENCE, Reference, is_float, output_specs, to_numpy
 from attnbench.deploy.module_trace import trace
+from attnbench.deploy.place import writing
 from attnbench.deploy.prove import plain
 from attnbench.deploy.verify_runtimes import Fault, load
 from attnbench.errors import InputError, UnsupportedError
@@ -106,7 +107,8 @@ def _write_case(
     """One case as a file."""
     file = f"{GOLDEN}/{case.name}.npz"
     arrays = {f"in_{n}": a for n, a in given.items()} | {f"out_{n}": a for n, a in expected.items()}
-    (folder / file).write_bytes(as_npz(arrays))
+    with writing(folder / file):
+        (folder / file).write_bytes(as_npz(arrays))
     limits = {spec.name: limits_of(spec, own[spec.name], expected[spec.name]) for spec in specs}
     widths = {name: array.shape[-1] if array.ndim else 1 for name, array in expected.items()}
     rows = {name: max(1, array.size // widths[name]) for name, array in expected.items()}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnbench.deploy.place import writing
 from attnbench.errors import ExportError, InputError, UnavailableError, UnsupportedError
 from attnbench.problem import Problem
 
@@ -91,7 +92,8 @@ def build_engines(
         log = _new_log(trt)
         engine = _build(trt, log, source, arch, profile)
         name = f"model-{arch}.engine"
-        (Path(folder) / name).write_bytes(engine)
+        with writing(Path(name)):
+            (Path(folder) / name).write_bytes(engine)
         planned = planned_bytes(log.text())
         if planned["planned_activation_bytes"] is None:
             raise ExportError(f"{PACKAGE} {trt.__version__} does not tell the memory of {name}; take another version")
