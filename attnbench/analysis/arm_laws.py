@@ -40,7 +40,11 @@ def arm_laws(panel: Panel, floor: float | None) -> dict[str, ArmLaws]:
 
 
 def _laws(panel: Panel, records: Sequence[Record], floor: float | None) -> ArmLaws:
-    latency, latency_reason = _fitted(latency_points(panel, records, floor), "was timed and right", panel.x_label)
+    if not panel.has_x:
+        why = "the model was run without a free dim that follows T"
+        return ArmLaws(latency=None, latency_reason=why, memory=None, memory_reason=why, matrices=None)
+    timed = "was timed and right" if panel.judge is None else "was timed, and is within its limit,"
+    latency, latency_reason = _fitted(latency_points(panel, records, floor), timed, panel.x_label)
     memory, memory_reason = _fitted(memory_points(panel, records), "has a measured or planned peak", panel.x_label)
     return ArmLaws(
         latency=latency, latency_reason=latency_reason, memory=memory, memory_reason=memory_reason,
@@ -90,7 +94,9 @@ def memory_bytes(record: Record) -> int | None:
 
 
 def score_matrices(panel: Panel, records: Sequence[Record], memory: Law) -> Estimate | None:
-    """How many whole score matrices the quadratic term is; None where scores do not grow as x^2."""
+    """How many whole score matrices the quadratic term is; None where scores do not grow as x^2, or none are known."""
+    if panel.facet.model is not None:
+        return None
     per_pair = [score_bytes(r) / getattr(r, panel.x_name) ** 2 for r in records]
     if not per_pair or max(per_pair) > min(per_pair) * (1.0 + _SAME_POWER):
         return None

@@ -89,7 +89,9 @@ def contenders(panel: Panel) -> list[str]:
 
 
 def pairs(panel: Panel, floor: float | None, rounds: Rounds | None = None) -> list[Pair]:
-    """Every two contenders of a panel, compared at every x where both are right."""
+    """Every two contenders of a panel, compared at every x where both are right; none without an x."""
+    if not panel.has_x:
+        return []
     return [compare(panel, a, b, floor, rounds) for a, b in combinations(contenders(panel), 2)]
 
 

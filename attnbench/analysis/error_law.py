@@ -53,7 +53,8 @@ def _law(arm: str, panel: Panel, records: Sequence[Record]) -> ErrorLaw:
     parts = [allowed_part(r) for r in records]
     closest = max(range(len(xs)), key=parts.__getitem__)
     inside = [(x, e) for x, e, part in zip(xs, errors, parts, strict=True) if part <= 1.0 and e > 0.0]
-    slope, reason = None, f"right at {len(inside)} of the at least {MIN_POINTS} {panel.x_label} that a slope needs"
+    word = "right" if panel.judge is None else "within its limit"
+    slope, reason = None, f"{word} at {len(inside)} of the at least {MIN_POINTS} {panel.x_label} that a slope needs"
     if len({x for x, _ in inside}) >= MIN_POINTS:
         slope, reason = log_slope(*zip(*inside, strict=True)), ""
     return ErrorLaw(

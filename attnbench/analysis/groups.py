@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from attnbench.analysis.model_dims import Models
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import Record, known_size
 
+JUDGED_BY = "judged_by_"  # a flag of rows that an arm judged, its label behind it
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
 
 
@@ -29,13 +31,17 @@ class Facet:
     run: str | None = None  # what the run is called
     machine: str | None = None  # only where there are several machines
     form: str = ""  # what else is not usual of the problem: `values of 32, scale 0.3, bias`
+    model: str | None = None  # of the user: a file's name, package.module:Class; None: the built-in attention
+    sizes: str = ""  # of its free dims that do not follow T: `batch=8, layers=2`
 
     def title(self) -> str:
-        """`block, fp32, batch 1, 8 heads of 64, cpu, 1 thread, host time`."""
+        """`block, fp32, batch 1, 8 heads of 64, cpu, 1 thread, host time`; `model, fp32, batch=8, cpu, ...`."""
         heads = f"{self.num_heads} heads of {self.head_dim}"
         if self.num_kv_heads != self.num_heads:
             heads += f" ({self.num_kv_heads} for keys)"
         words = [self.part, self.dtype, f"batch {self.batch_size}", heads, *([self.form] if self.form else [])]
+        if self.model is not None:
+            words = [self.part, self.dtype, *([self.sizes] if self.sizes else [])]
         if self.device:
             words.append(self.device)
         if self.threads is not None:
@@ -48,6 +54,8 @@ class Facet:
 
     def query(self) -> str:
         """The pandas query that picks these rows from records.csv."""
+        if self.model is not None:
+            return f"model == {self.model!r}" + (f" and run_id == {self.run_id!r}" if self.run_id else "")
         return (
             f"part == {self.part!r} and dtype == {self.dtype!r} and batch_size == {self.batch_size} "
             f"and num_heads == {self.num_heads} and num_kv_heads == {self.num_kv_heads} and head_dim == {self.head_dim}"
@@ -67,19 +75,40 @@ class Panel:
     records: tuple[Record, ...]
 
     def title(self) -> str:
-        """`cross (kv_len = T/2)`."""
-        return f"{self.variant} ({self.note})" if self.note else self.variant
+        """`cross (kv_len = T/2)`; of a model its name."""
+        name = self.facet.model or self.variant
+        return f"{name} ({self.note})" if self.note else name
 
     @property
     def x_label(self) -> str:
-        """What the x values are called."""
+        """What the x values are called; of a model its free dim that is T."""
+        if self.facet.model is not None:
+            return self.records[0].bound or "sizes"
         return "T" if self.x_name == "q_len" else "kv_len"
+
+    @property
+    def has_x(self) -> bool:
+        """Is there a T? A model may have none that is swept: it has a table and no chart against T."""
+        return self.facet.model is None or self.records[0].bound is not None
+
+    def x_text(self, x: int) -> str:
+        """An x as a table's row is called."""
+        return str(x) if self.has_x else self.facet.sizes or "fixed"
+
+    def at(self, x: int) -> str:
+        """An x within a sentence: `T = 128`; of a model without T `batch=8`."""
+        return f"{self.x_label} = {x}" if self.has_x else self.facet.sizes or "fixed sizes"
+
+    @property
+    def judge(self) -> str | None:
+        """The arm that the others are compared with for want of a truth; None: they are judged in float64."""
+        return judge_of(self.records)
 
     @cached_property
     def cells(self) -> dict[tuple[str, int], Record]:
         """(series name, x) to record."""
         names = series_names(self.records, self.x_name)
-        return {(name, getattr(r, self.x_name)): r for name, r in zip(names, self.records, strict=True)}
+        return {(name, x_of(r, self.x_name)): r for name, r in zip(names, self.records, strict=True)}
 
     @cached_property
     def xs(self) -> list[int]:
@@ -106,6 +135,17 @@ class Panel:
         """The short, middle and long x (fewer when there are not three)."""
         xs = self.xs
         return list(dict.fromkeys((xs[0], xs[len(xs) // 2] if len(xs) > 2 else xs[-1], xs[-1])))
+
+
+def x_of(record: Record, x_name: str) -> int:
+    """The x of a record; 0 for a model of which no size is swept."""
+    return getattr(record, x_name) or 0
+
+
+def judge_of(records: Iterable[Record]) -> str | None:
+    """The arm that rows were compared with, by their flags; None: no row was judged by an arm."""
+    flags = (flag for r in records for flag in r.flags if flag.startswith(JUDGED_BY))
+    return next((flag.removeprefix(JUDGED_BY) for flag in flags), None)
 
 
 def latency_ms(record: Record) -> float | None:
@@ -181,12 +221,13 @@ def make_panels(records: Iterable[Record], run_names: Mapping[str, str] | None =
     rows = list(records)
     facets: dict[Facet, list[Record]] = defaultdict(list)
     by_geometry: dict[tuple[object, ...], list[Record]] = defaultdict(list)
+    models = Models(rows)
     for record in rows:
-        by_geometry[(record.run_id, *_geometry(record))].append(record)
+        by_geometry[(record.run_id, *_geometry(record, models))].append(record)
     places = _Places(rows, run_names or {})
     for group in by_geometry.values():
         for record, conditions in zip(group, _conditions(group), strict=True):
-            facets[places.of(record, _facet(record, conditions))].append(record)
+            facets[places.of(record, _facet(record, conditions, models))].append(record)
     panels: list[Panel] = []
     for facet, rows in sorted(facets.items(), key=lambda item: -len(item[1])):
         for variant, note, x_name, members in _variants(rows):
@@ -221,8 +262,9 @@ class _Places:
         return replace(facet, run_id=record.run_id, run=name, machine=machine)
 
 
-def _geometry(r: Record) -> tuple[object, ...]:
-    return (r.part, r.dtype, r.batch_size, r.num_heads, r.num_kv_heads, r.head_dim, form_of(r))
+def _geometry(r: Record, models: Models) -> tuple[object, ...]:
+    sizes = (r.batch_size, r.num_heads, r.num_kv_heads, r.head_dim)
+    return (r.part, r.dtype, *sizes, form_of(r), r.model, models.sizes_of(r))
 
 
 def form_of(r: Record) -> str:
@@ -235,11 +277,12 @@ def form_of(r: Record) -> str:
     return ", ".join(words)
 
 
-def _facet(r: Record, conditions: Conditions) -> Facet:
+def _facet(r: Record, conditions: Conditions, models: Models) -> Facet:
     device, threads, scope = conditions
     return Facet(
         part=r.part, dtype=r.dtype, batch_size=r.batch_size, num_heads=r.num_heads, num_kv_heads=r.num_kv_heads,
         head_dim=r.head_dim, device=device, threads=threads, latency_scope=scope, form=form_of(r),
+        model=r.model, sizes=models.sizes_of(r),
     )  # fmt: skip
 
 

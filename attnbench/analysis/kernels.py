@@ -48,7 +48,7 @@ def asks_fused(record: Record) -> bool:
 
 def _is_untold(record: Record) -> bool:
     is_untold = record.attention_kernel in (None, UNKNOWN) or record.kernel_evidence == EVIDENCE
-    return is_untold and record.status == "ok"
+    return is_untold and record.status == "ok" and record.model is None  # a model has no score matrix to compare with
 
 
 def _groups(records: Iterable[Record]) -> list[list[Record]]:

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.groups import Panel, attention_share, latency_ms, peak_bytes
+from attnbench.analysis.groups import Panel, attention_share, judge_of, latency_ms, peak_bytes, x_of
 from attnbench.records import Record, known_size
+from attnbench.report.judged import how_judged, words_of
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_percent, unique
 
 
@@ -59,18 +60,27 @@ def what_to_ship(panel: Panel) -> str:
     """One sentence: the arm to ship for this panel and the evidence, or why there is none."""
     candidates = [arm for arm in panel.arms if any(r is not None and latency_ms(r) for r in panel.row(arm))]
     if not candidates:
-        return "nothing: no arm ran right."
+        return f"nothing: no arm {words_of(panel.judge).ran}."
     arm = min(candidates, key=lambda name: _preference(panel, name))
     rows = [r for r in panel.row(arm) if r is not None and latency_ms(r)]
     fastest = sum(bool(r.fastest) for r in rows)
-    sentence = f"{arm}: right at {len(rows)} of {fmt_count(len(panel.xs), panel.x_label + ' value')}"
+    sentence = f"{arm}: {_held(panel, rows)}"
     ranked = any(r.fastest is not None for r in panel.records)
     sentence += f", among the fastest at {fastest}" if ranked else ", arms were not ranked"
     peak = peak_bytes(rows[-1])
     if peak is not None:
-        sentence += f", peak memory {fmt_bytes(peak)} at {panel.x_label} = {getattr(rows[-1], panel.x_name)}"
+        sentence += f", peak memory {fmt_bytes(peak)} at {panel.at(x_of(rows[-1], panel.x_name))}"
     note = _file_note(rows[-1])
     return sentence + (note.replace("artifacts/", f"artifacts/ of {panel.facet.run}") if panel.facet.run else note)
+
+
+def _held(panel: Panel, rows: Sequence[Record]) -> str:
+    """`right at 5 of 6 T values`."""
+    is_judge = rows[0].arm == panel.judge
+    word = "what the others are compared with, it ran" if is_judge else words_of(panel.judge).holds
+    if not panel.has_x:
+        return f"{word} at {panel.at(panel.xs[0])}"
+    return f"{word} at {len(rows)} of {fmt_count(len(panel.xs), panel.x_label + ' value')}"
 
 
 def _preference(panel: Panel, arm: str) -> tuple[float, ...]:
@@ -95,14 +105,20 @@ def not_proved(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
     """What a reader might take from the run and must not."""
     right = [r for r in records if latency_ms(r)]
     if not right:
-        return ["Nothing: no case ran right, so no statement about speed or memory is proved."]
-    limits = [_sizes(right), _devices(right, manifest), _correctness(right)]
+        ran = words_of(judge_of(records)).ran
+        return [f"Nothing: no case {ran}, so no statement about speed or memory is proved."]
+    is_model = any(r.model is not None for r in right)
+    sizes = _model_sizes(right) if is_model else _sizes(right)
+    limits = [sizes, _devices(right, manifest), *([how_judged(right)] if is_model else []), _correctness(right)]
     limits.append(
         "Load: one caller on a quiet machine. Throughput with several callers, energy and tail latency under load "
         "were not measured."
     )
     limits.append(
-        "Values: seeded random inputs and weights of two kinds (logits of spread 1 and 4), without the rest of a model."
+        "Values: one set of inputs; others may be slower, or differ by more."
+        if is_model
+        else "Values: seeded random inputs and weights of two kinds (logits of spread 1 and 4), without the rest of a "
+        "model."
     )
     ambiguous = sum(r.verdict == "ambiguous" for r in right)
     if ambiguous:
@@ -110,7 +126,7 @@ def not_proved(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
             f"Order: {fmt_count(ambiguous, 'case')} of {len(right)} may be faster or slower than the baseline; "
             "a longer run (--time-budget) can decide."
         )
-    unknown = unique(r.arm for r in right if r.attention_kernel in (None, "unknown"))
+    unknown = unique(r.arm for r in right if r.model is None and r.attention_kernel in (None, "unknown"))
     if unknown:
         limits.append(f"Kernel: which attention kernel ran is unknown for {fmt_list(unknown)}.")
     return [text for text in limits if text]
@@ -127,6 +143,15 @@ def _sizes(right: Sequence[Record]) -> str:
         f"Sizes: {outside}, batch sizes other than {fmt_list(batches)}, "
         f"heads other than {fmt_list(shapes)}, dtypes other than {fmt_list(unique(r.dtype for r in right))}."
     )
+
+
+def _model_sizes(right: Sequence[Record]) -> str:
+    seen: dict[str, set[int]] = {}
+    for r in right:
+        for dim, size in r.sizes.items():
+            seen.setdefault(dim, set()).add(size)
+    tried = [f"{dim} = {fmt_list([str(size) for size in sorted(sizes)], 8)}" for dim, sizes in seen.items()]
+    return f"Sizes: any other than {'; '.join(tried)}." if tried else ""
 
 
 def _devices(right: Sequence[Record], manifest: Mapping[str, Any]) -> str:

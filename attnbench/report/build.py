@@ -56,8 +56,10 @@ def build_report(
     pictures = draw_all(run_dir, panels, sources)
     files.problems += pictures.problems
     files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
-    explorer = make_explorer(run_dir if sources is None else sources, by_interest(records), panels, manifest)
-    files.problems += [p for p in explorer.problems if p not in files.problems]
+    explorer = None
+    if all(panel.has_x for panel in panels):
+        explorer = make_explorer(run_dir if sources is None else sources, by_interest(records), panels, manifest)
+        files.problems += [p for p in explorer.problems if p not in files.problems]
     rounds, unread = read_rounds(run_dir if sources is None else sources, panels)
     files.problems += [p for p in unread if p not in files.problems]
     decided = _decide(panels, manifest, rounds)

@@ -36,20 +36,22 @@ def decisions(
         rounds: block medians of the cases.
         budgets: memory budgets in bytes; none: that of the sweep, else 1, 8 and 64 GiB.
     """
-    shown = panels[:MAX_PANELS]
+    shown = [panel for panel in panels if panel.has_x][:MAX_PANELS]
+    attention = [panel for panel in shown if panel.facet.model is None]
     floor = manifest.get("noise_floor")
     laws = {panel.number: arm_laws(panel, floor) for panel in shown}
-    left_out = [f"{fmt_count(len(panels) - MAX_PANELS, 'more chart')} not shown here."] * (len(panels) > MAX_PANELS)
+    hidden = sum(panel.has_x for panel in panels) - MAX_PANELS
+    left_out = [f"{fmt_count(hidden, 'more chart')} not shown here."] * (hidden > 0)
     given = (manifest.get("sweep") or {}).get("memory_budget_bytes")
     budgets = budgets or ((given,) if given else BUDGETS)
     bandwidth = (manifest.get("machine_bandwidth") or {}).get("gbytes_per_s")
     several = len({panel.facet for panel in shown}) > 1
     sections = [
-        advice_section(advise(shown, None, Limits(), floor, rounds, laws), Limits(), {}, has_workload=False),
+        advice_section(advise(attention, None, Limits(), floor, rounds, laws), Limits(), {}, has_workload=False),
         _crossovers_section(shown, floor, rounds, manifest, several),
         _laws_section(shown, laws, several),
         _frontier_section(shown, laws, manifest, budgets, several),
-        _bounds_section(shown, laws, bandwidth, manifest, several),
+        _bounds_section(attention, laws, bandwidth, manifest, several),
         error_section(shown, lambda panel: panel_name(panel, several)),
         stress_section(shown, lambda panel: panel_name(panel, several)),
     ]
@@ -141,7 +143,7 @@ def _laws_section(panels: Sequence[Panel], laws: Mapping[int, Mapping[str, ArmLa
         rows = [_law_row(arm, found, panel.x_label) for arm, found in laws[panel.number].items()]
         if any(found.latency or found.memory for found in laws[panel.number].values()):
             x = panel.x_label
-            head = (
+            head = [
                 "arm",
                 "fixed ms",
                 f"ms per 1,000 {x}",
@@ -149,7 +151,9 @@ def _laws_section(panels: Sequence[Panel], laws: Mapping[int, Mapping[str, ArmLa
                 "misfit",
                 "score matrices",
                 "in words",
-            )
+            ]
+            if panel.facet.model is not None:  # whose scores nobody counts
+                head, rows = [head[:5] + head[6:], [row[:5] + row[6:] for row in rows]]
             tables.append(Table(caption=panel_name(panel, several), head=head, rows=rows, panel=panel.number - 1))
     intro = (
         "Latency and peak memory as fixed + linear T + quadratic T², fitted to all lengths, with 95 % intervals: from "

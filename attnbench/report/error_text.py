@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from attnbench.analysis.error_law import ErrorLaw, error_laws
 from attnbench.analysis.groups import Panel
+from attnbench.report.judged import how_judged
 from attnbench.report.sections import Section, Table
 from attnbench.report.text import fmt_error, fmt_number
 
@@ -35,10 +36,15 @@ def error_section(panels: Sequence[Panel], name: Callable[[Panel], str]) -> Sect
         rows = [_row(law, x) for law in laws]
         tables.append(Table(caption=name(panel), head=head, rows=rows, panel=panel.number - 1))
         lines += [f"{name(panel)}: {_outside(law, x)}" for law in laws if law.first_outside is not None]
+    records = [r for panel in panels for r in panel.records]
+    against = ""
+    if any(r.model is not None for r in records):
+        against = f"{how_judged(records)} The output nearest to its limit counts. "
     intro = (
-        "Error of the worst row against the float64 oracle, over T. The slope is that of log error over log T with its "
-        "95 % interval, from right answers: 0 does not grow, 0.5 grows as a random walk, 1 in proportion to T. Nearest "
-        "to the limit: the largest part of what is allowed (measured / allowed), and where."
+        f"Error of the worst row{'' if against else ' against the float64 oracle'}, over T. {against}The slope is that "
+        "of log error over log T with its 95 % interval, from answers within their limit: 0 does not grow, 0.5 grows "
+        "as a random walk, 1 in proportion to T. Nearest to the limit: the largest part of what is allowed (measured / "
+        "allowed), and where."
     )
     return Section(id="errors", title="Error against T", intro=intro, lines=lines, tables=tables)
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.groups import Panel, latency_ms
+from attnbench.analysis.groups import JUDGED_BY, Panel, latency_ms
 from attnbench.records import FAILED, Record
+from attnbench.report.judged import words_of
 from attnbench.report.merged import folder_of, manifest_of, runs_of
 from attnbench.report.text import (
     fmt_bytes,
@@ -68,7 +69,7 @@ def pick_at(panel: Panel, x: int) -> Pick:
     right = panel.ok_at(x)
     if not right:
         counts = Counter(r.status for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None)
-        words = "nothing ran right" if counts["mismatch"] else "nothing ran"
+        words = words_of(panel.judge).nothing_ran if counts["mismatch"] else "nothing ran"
         text = f"{words} (" + ", ".join(f"{n} {status}" for status, n in counts.items()) + ")"
         return Pick(x=x, kind="nothing", arms=(), text=text)
     fastest = [r for r in right if r.fastest]
@@ -80,7 +81,8 @@ def pick_at(panel: Panel, x: int) -> Pick:
         return Pick(x=x, kind="unranked", arms=(arm,), text=text)
     arms = tuple(names[id(r)] for r in fastest)
     if len(right) == 1:
-        return Pick(x=x, kind="winner", arms=arms, text=f"{arms[0]} {figures(right[0])}, the only one that ran right")
+        alone = words_of(panel.judge).only_one
+        return Pick(x=x, kind="winner", arms=arms, text=f"{arms[0]} {figures(right[0])}, {alone}")
     if len(fastest) == 1:
         return Pick(x=x, kind="winner", arms=arms, text=f"{arms[0]} {figures(fastest[0])}")
     shown = [f"{arm} {figures(r, ratio=False)}" for arm, r in zip(arms, fastest, strict=True)]
@@ -143,7 +145,7 @@ def _visits(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]
     if visits and contended is not None:
         share = fmt_percent(contended / visits) if contended else "none"
         sentences.append(f"Contended visits: {contended:,} of {visits:,} ({share}).")
-    flagged = Counter(flag for r in records for flag in r.flags)
+    flagged = Counter(flag for r in records for flag in r.flags if not flag.startswith(JUDGED_BY))
     if flagged:
         words = [f"{fmt_count(n, 'case')} {flag}" for flag, n in sorted(flagged.items())]
         sentences.append(f"Flagged: {', '.join(words)}.")
@@ -214,7 +216,7 @@ def wrong_answers(panels: Sequence[Panel]) -> list[dict[str, str]]:
         {
             "arm": arm,
             "where": panel.title() if one_facet else f"{panel.facet.title()}: {panel.title()}",
-            "x": f"{panel.x_label} = {x}",
+            "x": panel.at(x),
             "gates": "; ".join(broken_gates(r)) or r.reason,
         }
         for panel in panels
@@ -284,8 +286,14 @@ def _where(members: Sequence[tuple[Panel, str, int]], everything: Sequence[Panel
         xs = sorted({x for p, _, x in members if p.number == number})
         name = panel.title() if one_facet else f"{panel.facet.part} {panel.facet.dtype} {panel.title()}"
         name += f" of {panel.facet.run}" if panel.facet.run and not one_facet else ""
-        parts.append(f"{name}: " + (f"all {panel.x_label}" if xs == panel.xs else f"{panel.x_label} = {span(xs)}"))
+        parts.append(f"{name}: {_lengths(panel, xs)}")
     return "; ".join(parts[:4]) + (f"; and {len(parts) - 4} more places" if len(parts) > 4 else "")
+
+
+def _lengths(panel: Panel, xs: Sequence[int]) -> str:
+    if not panel.has_x:
+        return panel.at(xs[0])
+    return f"all {panel.x_label}" if xs == panel.xs else f"{panel.x_label} = {span(xs)}"
 
 
 def span(xs: Sequence[int], joint: str = ", ") -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
-from attnbench.records import FAILED, Record, known_size
+from attnbench.analysis.groups import Facet, Panel, judge_of, latency_ms, peak_bytes
+from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
+from attnbench.report.judged import how_judged, words_of
 from attnbench.report.merged import run_names, runs_of
 from attnbench.report.page_data import Explorer
 from attnbench.report.pictures import SECTIONS, Pictures, styles_for
@@ -44,6 +45,7 @@ _TABLE_HEAD = (
     "arm", "part", "variant", "dtype", "batch", "heads", "q_len", "kv_len", "status", "ms", "interval", "speed-up",
     "verdict", "peak memory", "worst row error", "allowed", "kernel", "flags", "reason", "case",
 )  # fmt: skip
+_MODEL_HEAD = (*_TABLE_HEAD[:4], "sizes", *_TABLE_HEAD[8:])  # without batch, heads, q_len and kv_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,8 @@ def _context(
     troubles = findings.did_not_run(panels, manifest, text.printable(run_name))
     wrong = findings.wrong_answers(panels)
     names = run_names(manifest)
+    is_model = any(r.model is not None for r in records)
+    hidden, words = _hidden(panels), words_of(judge_of(records))
     return {
         "run_name": text.printable(run_name),
         "manifest": manifest,
@@ -101,6 +105,9 @@ def _context(
         "troubles": troubles[:MAX_LIST_ROWS],
         "trouble_count": len(troubles),
         "failed": FAILED,
+        "is_model": is_model,
+        "words": words,
+        "how_judged": how_judged(records),
         "pictures": {section: list(_pictures(pictures, section)) for section in SECTIONS},
         "left_out": pictures.left_out,
         "heat_cell": heat_cell,
@@ -109,15 +116,27 @@ def _context(
         "what_to_ship": advice.what_to_ship,
         "not_proved": advice.not_proved(records, manifest),
         "share_note": advice.share_note(panels),
-        "table_head": (*_TABLE_HEAD, "run") if names else _TABLE_HEAD,
-        "table": [_table_row(r) + ([names[r.run_id]] if names else []) for r in by_interest(records)[:MAX_TABLE_ROWS]],
+        "table_head": (*(_MODEL_HEAD if is_model else _TABLE_HEAD), *(["run"] if names else [])),
+        "table": [
+            _table_row(r, is_model=is_model) + ([names[r.run_id]] if names else [])
+            for r in by_interest(records)[:MAX_TABLE_ROWS]
+        ],
         "ran": list(_what_ran(records))[:MAX_FACT_ROWS],
         "environment": list(_flat(_environment(manifest))),
         "palettes": palette_css(),
-        "sections": _SECTION_NAMES,
+        "sections": [
+            (id, words.wrong_link if id == "wrong" else name) for id, name in _SECTION_NAMES if id not in hidden
+        ],
+        "hidden": hidden,
         "arm_numbers": {arm: i for i, arm in enumerate(styles_for(panels))},
         "css": _Raw((HERE / "report.css").read_text(encoding="utf-8")),
     }
+
+
+def _hidden(panels: Sequence[Panel]) -> set[str]:
+    """Sections that these charts cannot have: against T where there is none, of the peak where no FLOPs are known."""
+    found = {"roofline"} if panels and all(panel.facet.model is not None for panel in panels) else set()
+    return found | ({"latency", "memory", "error"} if panels and not any(panel.has_x for panel in panels) else set())
 
 
 def _embedded(explorer: Explorer) -> dict[str, "_Raw"]:
@@ -196,16 +215,28 @@ def by_interest(records: Sequence[Record]) -> list[Record]:
     return sorted(records, key=lambda r: r.status not in FAILED)
 
 
-def _table_row(r: Record) -> list[str]:
+def _table_row(r: Record, *, is_model: bool) -> list[str]:
     number = text.fmt_number
+    sizes = [_model_sizes(r)] if is_model else _sizes(r)
     return [
-        r.arm, r.part, r.variant, r.dtype, str(r.batch_size), f"{r.num_heads} x {r.head_dim}", str(r.q_len),
-        str(r.kv_len), r.status, number(r.latency_ms_median),
+        r.arm, r.part, r.model or r.variant, r.dtype, *sizes, r.status, number(r.latency_ms_median),
         text.fmt_interval(r.latency_ms_ci_low, r.latency_ms_ci_high), text.fmt_ratio(r.speedup_vs_baseline),
         r.verdict or "", text.fmt_bytes(peak_bytes(r)), text.fmt_error(r.worst_row_rel_err),
         text.fmt_error(r.worst_row_limit), r.attention_kernel or "", ", ".join(r.flags), r.reason,
         r.case_id,
     ]  # fmt: skip
+
+
+def _sizes(r: Record) -> tuple[str, ...]:
+    """Batch, heads, q_len and kv_len."""
+    return (str(r.batch_size), f"{r.num_heads} x {r.head_dim}", str(r.q_len), str(r.kv_len))
+
+
+def _model_sizes(r: Record) -> str:
+    """Of a page with models; rows of the built-in attention may stand beside them in a merged one."""
+    if r.model is None:
+        return f"batch={r.batch_size}, heads={r.num_heads}x{r.head_dim}, q_len={r.q_len}, kv_len={r.kv_len}"
+    return ", ".join(f"{dim}={size}" for dim, size in r.sizes.items())
 
 
 def _what_ran(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
@@ -218,8 +249,9 @@ def _what_ran(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
             facts = json.dumps(r.facts, sort_keys=True, ensure_ascii=False)
             groups[(r.arm, *("" if v is None else str(v) for v in told), kernel, facts)].append(r)
     for (*cells, facts), members in groups.items():
-        variants = text.fmt_list(text.unique(r.variant for r in members))
-        where = f"{variants}, T = {findings.span([known_size(r.q_len) for r in members])}"
+        variants = text.fmt_list(text.unique(r.model or r.variant for r in members))
+        lengths = [r.q_len for r in members if r.q_len is not None]
+        where = f"{variants}, {members[0].bound or 'T'} = {findings.span(lengths)}" if lengths else variants
         yield {"cells": cells, "where": where, "facts": list(_flat(json.loads(facts)))}
 
 

@@ -19,13 +19,14 @@ from attnbench.report.findings import (
     trust_line,
     wrong_answers,
 )
+from attnbench.report.judged import count_at, how_judged, words_of
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number, fmt_ratio, printable
 
 MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
 MAX_TROUBLES = 20
 MAX_REASON = 300
 _HEAD = (
-    "| {x} | right | fastest | ms (98 % interval) | ratio (98 % interval) | smallest peak |\n"
+    "| {x} | {right} | fastest | ms (98 % interval) | ratio (98 % interval) | smallest peak |\n"
     "| --: | --: | :-- | --: | --: | :-- |"
 )
 
@@ -45,6 +46,7 @@ def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run
         head.append(f"**{plain(note)}**")
     head += ["\n".join(failures)] if failures else []
     tail = ["\n".join(others)] if others else []
+    tail += [plain(how_judged(records))] if any(r.model is not None for r in records) else []
     tail.append(plain(" ".join(trust_line(records, manifest))))
     facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in machine_facts(manifest))
     tail.append(f"<details><summary>machine and versions</summary>\n\n{facts}\n\n</details>")
@@ -86,7 +88,8 @@ def _tables(panels: Sequence[Panel], manifest: Mapping[str, Any], room: int) -> 
     for i, panel in enumerate(panels):
         new = [] if panel.facet == facet else [plain(panel.facet.title())]
         new.append(f"**{plain(panel.title())}**")
-        rows = [_HEAD.format(x=panel.x_label), *(_row(panel, x) for x in panel.xs)]
+        head = _HEAD.format(x=plain(panel.x_label), right=words_of(panel.judge).column)
+        rows = [head, *(_row(panel, x) for x in panel.xs)]
         new.append("\n".join(rows))
         room -= sum(len(part) + 2 for part in new)
         if room < 0:
@@ -99,20 +102,17 @@ def _tables(panels: Sequence[Panel], manifest: Mapping[str, Any], room: int) -> 
 
 def _row(panel: Panel, x: int) -> str:
     pick = pick_at(panel, x)
-    cells = [panel.cells.get((arm, x)) for arm in panel.arms]
-    answered = sum(r is not None and r.status in ("ok", "mismatch") for r in cells)
-    right = panel.ok_at(x)
-    count = f"{len(right)}/{answered}" if answered else ""
+    at, count = plain(panel.x_text(x)), count_at(panel, x)
     first = panel.cells.get((pick.arms[0], x)) if pick.arms else None
     if first is None:
-        return f"| {x} | {count} | {plain(pick.text)} | | | |"
+        return f"| {at} | {count} | {plain(pick.text)} | | | |"
     arms = ", ".join(code(arm) for arm in pick.arms)
     words = {"toss-up": f"toss-up: {arms}", "unranked": f"not ranked; lowest median {arms}"}.get(pick.kind, arms)
     latency = _figure(fmt_number(first.latency_ms_median), first.latency_ms_ci_low, first.latency_ms_ci_high)
     ratio = ""
     if first.arm != first.baseline_arm and first.speedup_vs_baseline is not None:
         ratio = _figure(fmt_ratio(first.speedup_vs_baseline), first.speedup_ci_low, first.speedup_ci_high)
-    return f"| {x} | {count} | {words} | {latency} | {ratio} | {_smallest(panel, x)} |"
+    return f"| {at} | {count} | {words} | {latency} | {ratio} | {_smallest(panel, x)} |"
 
 
 def _figure(value: str, low: float | None, high: float | None) -> str:
@@ -138,7 +138,8 @@ def _troubles(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str
     ]
     failed = [_line(trouble) for trouble in found if trouble.status in FAILED]
     others = [_line(trouble) for trouble in found if trouble.status not in FAILED]
-    return _some(wrong, "wrong answer") + _some(failed, "reason"), _some(others, "reason")
+    noun = words_of(next((judge for panel in panels if (judge := panel.judge)), None)).wrong
+    return _some(wrong, noun) + _some(failed, "reason"), _some(others, "reason")
 
 
 def _line(trouble: Trouble) -> str:

@@ -13,8 +13,12 @@ def geometry_name(r: Record) -> str:
     """`block.fp32.b1.h8x64.self`: part, dtype, batch size, heads x size of a head, variant.
 
     `h8kv2x64` where keys have fewer heads; `self-NAME` where the mask is not the variant's usual one; what else is not
-    usual of the problem follows, as `h8x64-values_of_32-scale_0.3-bias`.
+    usual of the problem follows, as `h8x64-values_of_32-scale_0.3-bias`. A model's is
+    `model.encoder.onnx.fp32.batch8`: its name, dtype and the sizes beside T.
     """
+    if r.model is not None:
+        others = "".join(f".{dim}{size}" for dim, size in r.sizes.items() if dim != r.bound)
+        return printable(f"{r.part}.{r.model}.{r.dtype}{others}")
     keys = f"kv{r.num_kv_heads}" if r.num_kv_heads != r.num_heads else ""
     form = "".join(f"-{word.replace(' ', '_')}" for word in form_of(r).split(", ") if word)
     mask = "" if r.mask == USUAL_MASK.get(r.variant, "none") else f"-{r.mask}"
@@ -22,7 +26,9 @@ def geometry_name(r: Record) -> str:
 
 
 def length_name(r: Record) -> str:
-    """`128`, or `128x64` where q_len and kv_len differ."""
+    """`128`, or `128x64` where q_len and kv_len differ; `-` of a model of which no size is swept."""
+    if r.q_len is None:
+        return "-"
     return str(r.q_len) if r.q_len == r.kv_len else f"{r.q_len}x{r.kv_len}"
 
 

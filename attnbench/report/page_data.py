@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes, score_bytes, series_names
+from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes, score_bytes, series_names, x_of
 from attnbench.records import Record
 from attnbench.report.merged import folder_of, manifest_of
 from attnbench.report.page_laws import laws_of
@@ -35,7 +35,7 @@ _BESIDE: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
     ("speed_high", lambda r: r.speedup_ci_high),
     ("p90", lambda r: r.latency_ms_p90),
     ("limit", lambda r: r.worst_row_limit),
-    ("matrix", score_bytes),
+    ("matrix", lambda r: None if r.model is not None else score_bytes(r)),
     ("rounds", lambda r: r.round_count),
     ("samples", lambda r: r.sample_count),
 )
@@ -50,7 +50,9 @@ _TEXTS: tuple[tuple[str, Callable[[Record], str | None]], ...] = (
 _DIMENSIONS: tuple[tuple[str, str, Callable[[Facet], str]], ...] = (
     ("part", "part", lambda f: f.part),
     ("dtype", "dtype", lambda f: f.dtype),
-    ("batch", "batch", lambda f: str(f.batch_size)),
+    ("model", "model", lambda f: f.model or "built-in attention"),
+    ("sizes", "sizes", lambda f: f.sizes or "none set"),
+    ("batch", "batch", lambda f: "not known" if f.batch_size is None else str(f.batch_size)),
     ("heads", "heads", lambda f: _heads(f)),
     ("device", "device", lambda f: f.device or "unknown"),
     ("threads", "threads", lambda f: "unknown" if f.threads is None else str(f.threads)),
@@ -163,6 +165,8 @@ def _kernel(record: Record) -> str:
 
 
 def _heads(facet: Facet) -> str:
+    if facet.model is not None:
+        return "not known"
     keys = "" if facet.num_kv_heads == facet.num_heads else f" ({facet.num_kv_heads} for keys)"
     form = f", {facet.form}" if facet.form else ""
     return f"{facet.num_heads} x {facet.head_dim}{keys}{form}"
@@ -195,7 +199,7 @@ def _columns(ordered: Sequence[Record], places: Mapping[int, Place]) -> dict[str
 
     columns: dict[str, Any] = {name: [_rounded(get(r)) for r in ordered] for name, get, _ in _FIGURES}
     columns |= {name: [_rounded(get(r)) for r in ordered] for name, get in _BESIDE}
-    columns["x"] = [getattr(r, places[id(r)].x_name) for r in ordered]
+    columns["x"] = [x_of(r, places[id(r)].x_name) for r in ordered]
     columns["case"] = [r.case_id for r in ordered]
     columns["base"] = [int(r.arm == r.baseline_arm) for r in ordered]
     columns["fastest"] = [int(r.fastest or False) for r in ordered]

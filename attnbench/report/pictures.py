@@ -68,8 +68,12 @@ def plot(
     if not chosen:
         there = fmt_list(unique(r.variant for r in records)) or "none"
         raise InputError(f"no records of variant {variant!r}; there are: {there}")
+    chart = plots.kind_of(kind, chosen[0])
+    if chart is None:
+        why = "has no known FLOPs" if chosen[0].has_x else "was run without a free dim that follows T (--bind NAME=T)"
+        raise InputError(f"no chart {kind!r} of {chosen[0].title()}: the model {why}; records has its figures")
     with figures.plotting():
-        return plots.draw(plots.KINDS[kind], chosen[0], styles_for(panels))
+        return plots.draw(chart, chosen[0], styles_for(panels))
 
 
 def draw_all(run_dir: Path, panels: Sequence[Panel], sources: rounds.Sources | None = None) -> Pictures:
@@ -109,10 +113,12 @@ def _remove_stale(folder: Path, names: set[str]) -> None:
 def _order(panels: Sequence[Panel]) -> Iterator[tuple[str, Panel]]:
     """Everything of the first facet, then latency of the others, then memory, error and so on of the others."""
     facets = list(dict.fromkeys(panel.facet for panel in panels))
-    for section in SECTIONS:
-        yield from ((section, panel) for panel in panels if panel.facet == facets[0])
-    for section in SECTIONS:
-        yield from ((section, panel) for panel in panels if panel.facet != facets[0])
+    for is_first in (True, False):
+        for section in SECTIONS:
+            for panel in panels:
+                is_there = section == "rounds" or plots.kind_of(section, panel) is not None
+                if is_there and (panel.facet == facets[0]) == is_first:
+                    yield section, panel
 
 
 def _draw_one(
@@ -128,7 +134,8 @@ def _draw_one(
                 return
             figure, alt = drawn
         else:
-            kind = plots.KINDS[section]
+            kind = plots.kind_of(section, panel)
+            assert kind is not None  # `_order` asks for nothing else
             figure, alt = plots.draw(kind, panel, styles), plots.describe(kind, panel)
         svg = figures.save(figure, run_dir / "plots", name)
     except (ValueError, RuntimeError, ArithmeticError) as err:
@@ -157,7 +164,7 @@ def _draw_rounds(
         return None
     if not visits:
         return None
-    title = f"{panel.title()}, {panel.x_label} = {x}"
+    title = f"{panel.title()}, {panel.at(x)}"
     return rounds.draw_rounds(visits, title, styles), f"{title}: samples of {fmt_count(len(visits), 'worker')} by round"
 
 

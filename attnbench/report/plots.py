@@ -71,6 +71,19 @@ KINDS = {
 }  # fmt: skip
 
 
+_MODEL_MEMORY = Kind(
+    name="memory", title="Peak memory", y_label="peak memory, MiB",
+    value=lambda r: None if r.status != "ok" or (peak := peak_bytes(r)) is None else peak / 2**20,
+)  # fmt: skip
+
+
+def kind_of(name: str, panel: Panel) -> Kind | None:
+    """The chart of this name for a panel; None where there is none: a model has no score matrix and no known FLOPs."""
+    if not panel.has_x or (panel.facet.model is not None and name == "roofline"):
+        return None
+    return _MODEL_MEMORY if panel.facet.model is not None and name == "memory" else KINDS[name]
+
+
 def drawable(value: float | None) -> float | None:
     """The value if an axis can show it: finite and above zero."""
     return value if value is not None and math.isfinite(value) and value > 0 else None
@@ -129,7 +142,7 @@ def _missing(kind: Kind, panel: Panel, arm: str) -> dict[int, str]:
     for x, r in zip(panel.xs, panel.row(arm), strict=True):
         if r is None or (drawable(kind.value(r)) is not None and (r.status == "ok" or kind.shows_wrong)):
             continue
-        found[x] = missing_word(kind, r)
+        found[x] = "the reference" if kind.name == "error" and r.arm == panel.judge else missing_word(kind, r)
     return found
 
 
@@ -143,7 +156,7 @@ def _frame(axes: "Axes", kind: Kind, panel: Panel) -> None:
     axes.set_xticks(xs[::-1][::step][::-1], [_short_x(x) for x in xs[::-1][::step][::-1]])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(xs[0] / 1.15, xs[-1] * 1.15)
-    axes.set_xlabel(f"{panel.x_label} (tokens)", labelpad=2)
+    axes.set_xlabel(panel.x_label + ("" if panel.facet.model is not None else " (tokens)"), labelpad=2)
     axes.tick_params(length=3, pad=2)
     axes.set_yscale("log" if kind.log_y else "linear")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SAMPLE_COLUMNS = ("case_id", "replica", "round", "sample", "latency_ns")
-_JSON_COLUMNS = frozenset({"empty_reasons", "facts", "stress", "runtime_options"})
+_JSON_COLUMNS = frozenset({"empty_reasons", "facts", "stress", "runtime_options", "sizes"})
 _SAMPLE_BATCH_ROWS = 1 << 18
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
+from attnbench.report.judged import count_at, how_judged, words_of
 from attnbench.report.merged import run_names
 from attnbench.report.stress_text import stress_lines
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_number, fmt_ratio, printable, short_arm
@@ -71,6 +72,8 @@ def _parts(
         parts.append(line(f"ratio: time of {baseline} over time of the fastest; names leave out onnx-", "dim"))
     if len(panels) > MAX_PANELS:
         parts.append(line(f"{len(panels) - MAX_PANELS} more tables are in the report", "dim"))
+    if any(panel.facet.model is not None for panel in panels):
+        parts.append(line(how_judged(records), "dim"))
     parts += [line(text, "bold red") for text in _wrong_lines(panels)]
     parts += [line(text, "yellow") for text in stress_lines(panels)]
     troubles = did_not_run(panels, manifest, run_dir)
@@ -96,7 +99,7 @@ def _panel_table(panel: Panel, *, ascii_only: bool, width: int) -> "Table":
 
     table = Table(box=box.ASCII if ascii_only else box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, width=width)
     table.add_column(panel.x_label, justify="right", no_wrap=True)
-    table.add_column("right", justify="right", no_wrap=True)
+    table.add_column(words_of(panel.judge).column, justify="right", no_wrap=True)
     table.add_column("fastest", ratio=1, overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
@@ -114,11 +117,9 @@ def _row(panel: Panel, x: int) -> tuple[str, ...]:
     """Cells of one T; empty where nothing is known."""
     names = {id(r): arm for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None}
     right = panel.ok_at(x)
-    cells = [panel.cells.get((arm, x)) for arm in panel.arms]
-    answered = sum(r is not None and r.status in ("ok", "mismatch") for r in cells)
-    count = f"{len(right)}/{answered}" if answered else ""
+    count = count_at(panel, x)
     if not right:
-        return (str(x), count, "none is right" if answered else "none ran", "", "", "", "")
+        return (panel.x_text(x), count, words_of(panel.judge).none if count else "none ran", "", "", "", "")
     fastest = [r for r in right if r.fastest]
     shown = fastest or right[:1]
     arms = ", ".join(short_arm(names[id(r)]) for r in shown)
@@ -129,7 +130,7 @@ def _row(panel: Panel, x: int) -> tuple[str, ...]:
     ratio = "" if shown[0].arm == shown[0].baseline_arm else fmt_ratio(shown[0].speedup_vs_baseline)
     small = min((r for r in right if peak_bytes(r) is not None), key=lambda r: peak_bytes(r) or 0, default=None)
     smallest = ("", "") if small is None else (short_arm(names[id(small)]), fmt_bytes(peak_bytes(small)))
-    return (str(x), count, arms, fmt_number(latency_ms(shown[0])), ratio, *smallest)
+    return (panel.x_text(x), count, arms, fmt_number(latency_ms(shown[0])), ratio, *smallest)
 
 
 def _wrong_lines(panels: Sequence[Panel]) -> list[str]:

@@ -66,9 +66,11 @@ def test_another_form_is_refused_with_those_that_there_are(form: str) -> None:
 
 
 def test_a_form_that_gives_no_size_at_some_t() -> None:
-    rest = {"sizes": {"batch": [1]}, "seq_lens": [8, 9]}
-    assert "no whole number at T = 9" in refusal(bind={"seq": "T", "kv": "T/2"}, **rest)
-    assert "--bind kv=T-8 is 0 at T = 8" in refusal(bind={"seq": "T", "kv": "T-8"}, **rest)
+    def told(form: str) -> str:
+        return refusal(bind={"seq": "T", "kv": form}, sizes={"batch": [1]}, seq_lens=[8, 9])
+
+    assert "no whole number at T = 9" in told("T/2")
+    assert "--bind kv=T-8 is 0 at T = 8" in told("T-8")
 
 
 def test_one_bound_dim_must_be_t_itself() -> None:

@@ -84,7 +84,8 @@ page.chart = (() => {
   function value(data, key, i) {
     const found = data[quantities[key].from || key][i];
     if (found === null || found <= 0) return null;
-    return key === "matrices" ? found / data.matrix[i] : found;
+    if (key !== "matrices" || found === null) return found;
+    return data.matrix[i] ? found / data.matrix[i] : null;
   }
 
   /** Plotly reads some HTML in names and texts: what comes from a run must stay text. */

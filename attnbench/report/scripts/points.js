@@ -30,7 +30,8 @@
     if (data.memory[i] !== null)
       found.push([
         "peak memory",
-        `${chart.bytes(data.memory[i])}, ${chart.number(data.memory[i] / data.matrix[i])} score matrices`,
+        chart.bytes(data.memory[i]) +
+          (data.matrix[i] ? `, ${chart.number(data.memory[i] / data.matrix[i])} score matrices` : ""),
       ]);
     if (data.error[i] !== null)
       found.push([

@@ -1,0 +1,63 @@
+"""How rows were judged, in words: right against float64, or in agreement with another arm and no more than that."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbench.analysis.groups import Panel, judge_of
+from attnbench.records import Record
+from attnbench.report.text import printable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """What tables and sentences call a case that is within its limit, and one that is not."""
+
+    column: str  # heading of the count
+    none: str  # at one x
+    nothing_ran: str
+    only_one: str
+    holds: str  # `right at 5 of 6 T values`
+    ran: str  # `no case ran right`
+    wrong: str  # a case
+    wrong_title: str  # of the section
+    wrong_link: str  # to it
+
+
+RIGHT = Words(
+    column="right", none="none is right", nothing_ran="nothing ran right", only_one="the only one that ran right",
+    holds="right", ran="ran right", wrong="wrong answer", wrong_title="Wrong answers", wrong_link="Wrong",
+)  # fmt: skip
+
+
+def words_of(judge: str | None) -> Words:
+    """The words for rows that this arm judged; None: float64 did."""
+    if judge is None:
+        return RIGHT
+    judge = printable(judge)
+    return Words(
+        column="agree", none="none agrees", nothing_ran=f"nothing agrees with {judge}",
+        only_one="the only one with a figure", holds=f"in agreement with {judge}", ran="ran",
+        wrong="answer that differs",
+        wrong_title=f"Answers that differ from those of {judge}", wrong_link="Differing",
+    )  # fmt: skip
+
+
+def count_at(panel: Panel, x: int) -> str:
+    """`4/5`: within the limit, of those that answered; the arm that judges does not count. Empty where none did."""
+    cells = [r for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None and r.arm != panel.judge]
+    answered = sum(r.status in ("ok", "mismatch") for r in cells)
+    right = [r for r in panel.ok_at(x) if r.arm != panel.judge]
+    return f"{len(right)}/{answered}" if answered else ""
+
+
+def how_judged(records: Sequence[Record]) -> str:
+    """What the error columns are differences to, a sentence or two."""
+    judge = judge_of(records)
+    if judge is not None:
+        return (
+            f"There is no float64 truth for a file: every other arm is compared with {printable(judge)}, whose own "
+            "answer was not judged. Agreement is no proof: where both err alike, nothing here shows it."
+        )
+    if any(r.model is not None for r in records):
+        return "Error is against the module itself in float64, from the same rounded inputs and weights."
+    return "Error is against a float64 oracle on the same rounded inputs."

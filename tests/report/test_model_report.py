@@ -1,0 +1,144 @@
+"""The report of a run of a user's model: its own words for T and sizes, and no claim that nobody can make."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from attnbench.analysis.groups import make_panels
+from attnbench.errors import InputError
+from attnbench.records import Record
+from attnbench.report.build import build_report
+from attnbench.report.decisions import decisions
+from attnbench.report.findings import trust_line
+from attnbench.report.junit import junit_xml
+from attnbench.report.markdown import markdown_summary
+from attnbench.report.names import case_names
+from attnbench.report.pictures import plot
+from attnbench.report.tables import read_csv
+from attnbench.report.terminal import summary
+from tests.report.model_rows import ARMS, JUDGE, MODULE_ARMS, model_records
+
+
+def texts(lab: Any, folder: Path, rows: list[Record]) -> dict[str, str]:
+    """Everything that people read of a run, by where."""
+    manifest = lab.make_manifest(rows, baseline_arm=rows[0].baseline_arm, command="attnbench bench --onnx encoder.onnx")
+    folder = folder / "run"
+    folder.mkdir()
+    files = build_report(folder, rows, manifest)
+    assert files.problems == []
+    terminal = io.StringIO()
+    Console(width=80, file=terminal).print(summary(rows, manifest, 80))
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    body = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return {
+        "page": " ".join(re.sub(r"<[^>]+>", " ", body).split()),
+        "terminal": terminal.getvalue(),
+        "markdown": markdown_summary(rows, manifest, "results/x"),
+        "junit": junit_xml(rows, manifest, "results/x"),
+    }
+
+
+def differing(r: Record) -> Record:
+    return r.model_copy(update={"status": "mismatch", "worst_row_rel_err": 1e-2, "fastest": None})
+
+
+def test_where_an_arm_judges_no_word_says_that_an_answer_is_right(lab: Any, tmp_path: Path) -> None:
+    rows = [differing(r) if r.arm != JUDGE and r.q_len == 512 else r for r in model_records()]
+    for where, text in texts(lab, tmp_path, rows).items():
+        claims = re.findall(r"[^.]*\b(?:right|correct|wrong|oracle)\b[^.]*", text, re.IGNORECASE)
+        assert claims == [], where
+        if where != "junit":
+            assert "every other arm is compared with file@ort-cpu" in " ".join(text.split()), where
+            assert "Agreement is no proof" in " ".join(text.split())
+
+
+def test_a_module_is_right_against_itself_in_float64(lab: Any, tmp_path: Path) -> None:
+    found = texts(lab, tmp_path, model_records(judge=None, arms=MODULE_ARMS, name="blocks:Mine"))
+    for where in ("page", "terminal", "markdown"):
+        assert "against the module itself in float64" in " ".join(found[where].split())
+        assert "oracle" not in found[where]
+    assert re.search(r"seq\s+right", found["terminal"])
+    assert "right at 4 of 4 seq values" in found["page"]
+
+
+def test_the_bound_dim_is_what_charts_and_tables_run_over(lab: Any, tmp_path: Path) -> None:
+    found = texts(lab, tmp_path, model_records())
+    assert "seq = 1024" in found["page"]
+    assert "T = 1024" not in found["page"]
+    assert re.search(r"^ +seq +agree", found["terminal"], re.MULTILINE)
+    assert "| seq | agree | fastest" in found["markdown"]
+    names = {path.name.split("-")[0] for path in (tmp_path / "run" / "plots").glob("*.svg")}
+    assert names == {"latency", "memory", "error"}
+    svg = next((tmp_path / "run" / "plots").glob("memory-*.svg")).read_text()
+    assert "peak memory, MiB" in svg
+    assert ">seq<" in svg
+    assert "score matri" not in found["page"].replace("peak memory in score matrices", "")
+
+
+@pytest.mark.parametrize(("batches", "place"), [((), "fixed"), ((8,), "batch=8")])
+def test_without_a_bound_dim_there_is_a_table_and_no_chart(
+    lab: Any, tmp_path: Path, batches: tuple[int, ...], place: str
+) -> None:
+    rows = model_records(bound=None, batches=batches)
+    found = texts(lab, tmp_path, rows)
+    assert list((tmp_path / "run" / "plots").glob("latency*")) == []
+    assert "Latency against T" not in found["page"]
+    assert not re.search(r"\bT = |= 0\b|\bNone\b", found["page"].replace("None:", ""))
+    assert re.search(rf"{place} +1/1 +file@openvino", found["terminal"])
+    assert f"| {place} | 1/1 | `file@openvino` |" in found["markdown"]
+    assert decisions(make_panels(rows), {}, {}) == []
+    with pytest.raises(InputError, match="without a free dim that follows T"):
+        plot(rows)
+
+
+def test_an_answer_that_differs_is_named_with_its_sizes(lab: Any, tmp_path: Path) -> None:
+    rows = [differing(r) if r.arm != JUDGE and r.q_len == 512 else r for r in model_records(batches=(1, 8))]
+    found = texts(lab, tmp_path, rows)
+    assert "Answers that differ from those of file@ort-cpu" in found["page"]
+    flat = " ".join(found["terminal"].split())
+    assert "mismatch: file@openvino, model, fp32, batch=1, cpu, 1 thread, host time: encoder.onnx, seq = 512:" in flat
+    assert re.search(r"512 +0/1 +file@ort-cpu", found["terminal"])
+    tree = ET.fromstring(found["junit"])
+    failed = [case.get("classname") for case in tree.iter("testcase") if case.find("failure") is not None]
+    assert failed == ["model.encoder.onnx.fp32.batch1.kv256", "model.encoder.onnx.fp32.batch8.kv256"]
+
+
+def test_names_for_programs_tell_sizes_apart() -> None:
+    rows = model_records(seq_lens=(128,), batches=(1, 8), arms={JUDGE: ARMS[JUDGE]})
+    assert case_names(rows) == [
+        "model.encoder.onnx.fp32.batch1.kv64.T128/file@ort-cpu",
+        "model.encoder.onnx.fp32.batch8.kv64.T128/file@ort-cpu",
+    ]
+    assert len(set(case_names(model_records(bound=None, batches=(1, 8))))) == 4
+
+
+def test_the_csv_has_model_sizes_and_bound(lab: Any, tmp_path: Path) -> None:
+    texts(lab, tmp_path, model_records(seq_lens=(128,)))
+    table = read_csv(tmp_path / "run" / "records.csv")
+    assert set(table["model"]) == {"encoder.onnx"}
+    assert set(table["sizes"]) == {'{"batch": 8, "kv": 64, "seq": 128}'}
+    assert set(table["bound"]) == {"seq"}
+    assert table["num_heads"].isna().all()
+
+
+def test_who_judged_is_no_flag_of_trouble(lab: Any) -> None:
+    rows = model_records()
+    assert "judged_by" not in " ".join(trust_line(rows, lab.make_manifest(rows)))
+
+
+def test_a_model_has_no_chart_of_the_peak() -> None:
+    with pytest.raises(InputError, match="has no known FLOPs"):
+        plot(model_records(), "roofline")
+    assert plot(model_records(), "memory").axes
+
+
+def test_all_versions_of_a_model_name_stay_text(lab: Any, tmp_path: Path) -> None:
+    rows = model_records(name="<b>x & y</b> \u202e.onnx")
+    texts(lab, tmp_path, rows)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "<b>x & y</b>" not in page
