@@ -11,6 +11,7 @@ import numpy as np
 
 from attnbench.errors import InputError
 from attnbench.interfaces import Array, numpy_dtype
+from attnbench.model_problem import FLOATS, ModelProblem, TensorSpec
 from attnbench.problem import MASK_NAME, Problem
 
 INPUT_CLASSES = ("normal", "peaked")
@@ -26,7 +27,7 @@ _PEAKED_FACTOR = 2.0
 _CHUNK = 1 << 18  # numbers drawn at a time, in float32: 1 MiB
 
 
-def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal") -> dict[str, Array]:
+def make_inputs(problem: Problem | ModelProblem, *, seed: int = 0, input_class: str = "normal") -> dict[str, Array]:
     """The inputs of the problem, drawn in float32 and rounded once to the problem's dtype.
 
     Args:
@@ -35,7 +36,7 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
         input_class: `normal`, N(0, 1): with `make_weights` the logits have spread 1; `peaked`: spread 4; or of
             STRESS_CLASSES: `logits_xN`: spread N; `near_ties`: keys that differ by 2^-6 of their size; `long_tail`:
             log-normal sizes; `masked_rows`: no key for the first query (the first item, if all its queries share a
-            mask).
+            mask). A model of the user has `normal` alone, as its `TensorSpec`s say.
 
     Returns:
         name -> array, as in `problem.input_shapes()`.
@@ -43,9 +44,12 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
     Raises:
         InputError: an unknown input class.
     """
-    known = (*INPUT_CLASSES, *stress_classes(problem))
+    known = ("normal",) if isinstance(problem, ModelProblem) else (*INPUT_CLASSES, *stress_classes(problem))
     if input_class not in known:
         raise InputError(f"input_class must be one of {', '.join(known)} for this problem; got {input_class!r}")
+    if isinstance(problem, ModelProblem):
+        shapes = problem.input_shapes()
+        return {tensor.name: draw(tensor, shapes[tensor.name], seed=seed) for tensor in problem.inputs}
     inputs = {}
     for name, shape in problem.input_shapes().items():
         if name == MASK_NAME:
@@ -56,6 +60,22 @@ def make_inputs(problem: Problem, *, seed: int = 0, input_class: str = "normal")
         values = normal_array(seed, name, shape, dtype=problem.dtype, std=_factor(problem, input_class, name))
         inputs[name] = _hardened(values, input_class, seed, name)
     return inputs
+
+
+def draw(tensor: TensorSpec, shape: tuple[int, ...], *, seed: int) -> Array:
+    """Values for an input of a model: floats of N(0, std^2), booleans, integers from least to most.
+
+    The first of every row of booleans is what most are, so that no row is by chance all of what is rare.
+    """
+    if tensor.dtype in FLOATS:
+        return normal_array(seed, tensor.name, shape, dtype=tensor.dtype, std=tensor.std)
+    generator = named_generator(seed, tensor.name)
+    if tensor.dtype != "bool":
+        return np.asarray(generator.integers(tensor.least, tensor.most, shape, dtype=tensor.dtype, endpoint=True))
+    drawn = np.asarray(generator.random(shape, dtype=np.float32) < tensor.share_true)
+    if drawn.ndim:
+        drawn[..., :1] = tensor.share_true >= 0.5
+    return drawn
 
 
 def stress_classes(problem: Problem) -> tuple[str, ...]:

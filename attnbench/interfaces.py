@@ -55,7 +55,7 @@ class Artifact:
 
     path: Path
     exporter: str
-    opset: int
+    opset: int  # 0: no ONNX file
     sha256: str
     size_bytes: int  # external data included
     problem: Problem | ModelProblem  # the example; the file serves every batch_size, q_len and kv_len
@@ -168,6 +168,26 @@ class DecodeSession(Session, Protocol):
         ...
 
 
+class ModelSession(Protocol):
+    """A loaded model of the user: as `Session`, but with outputs by name."""
+
+    def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
+        """As `Session.bind`."""
+        ...
+
+    def outputs_by_name(self) -> Mapping[str, Array]:
+        """Every output of the last call, in the order of the problem's, copied out as NumPy in the model's own dtypes.
+
+        Raises:
+            NotRunError: the call bound last has not run yet.
+        """
+        ...
+
+    def facts(self) -> Facts:
+        """As `Session.facts`."""
+        ...
+
+
 class Runtime(Protocol):
     """Something that can run a problem. Stateless; constructing one imports nothing heavy."""
 
@@ -194,11 +214,31 @@ class Runtime(Protocol):
         ...
 
 
+class ModelRuntime(Runtime, Protocol):
+    """A runtime that runs models of the user too; others answer `unsupported` for them."""
+
+    def load_model(
+        self, problem: ModelProblem, artifact: Artifact, settings: Settings
+    ) -> AbstractContextManager[ModelSession]:
+        """Hold what is needed to run a model at any sizes of its free dims; released on exit.
+
+        Args:
+            problem: names, dtypes and dims of its inputs and outputs.
+            artifact: an ONNX file, or a traced module (.pt2).
+            settings: as for `load`.
+
+        Raises:
+            UnsupportedError: the runtime refuses this model; the message is its own.
+            ReadBackError: threads, device or precision in force differ from what was asked.
+        """
+        ...
+
+
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The NumPy dtype of fp32, fp16 or bf16 (the last from ml_dtypes)."""
+    """The NumPy dtype of fp32, fp16, bf16 (from ml_dtypes), bool, int32 or int64."""
     if dtype == "bf16":
         import ml_dtypes
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
-    return np.dtype({"fp32": np.float32, "fp16": np.float16}[dtype])
+    return np.dtype({"fp32": np.float32, "fp16": np.float16}.get(dtype, dtype))

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from attnbench.errors import InputError
-from attnbench.inputs import named_generator, normal_array
+from attnbench.inputs import draw
 from attnbench.interfaces import Array
 from attnbench.model_problem import FLOATS, TensorSpec
 
@@ -70,7 +69,13 @@ class ModuleInputs(_Part):
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
         """The inputs in order."""
-        return tuple(TensorSpec(name=n, dtype=i.dtype, dims=i.dims) for n, i in self.inputs.items())
+        return tuple(
+            TensorSpec(
+                name=name, dtype=i.dtype, dims=i.dims, std=i.std, share_true=i.share_true,
+                least=0 if i.least is None else i.least, most=1 if i.most is None else i.most,
+            )
+            for name, i in self.inputs.items()
+        )  # fmt: skip
 
     @property
     def cast_to(self) -> str | None:
@@ -238,22 +243,10 @@ def shapes(found: ModuleInputs, sizes: Mapping[str, int]) -> dict[str, tuple[int
 def make_arrays(found: ModuleInputs, case: Case, *, seed: int = 0) -> dict[str, Array]:
     """The inputs of a case, each from a stream of its own."""
     made = {}
+    specs = {spec.name: spec for spec in found.specs}
     for name, shape in shapes(found, case.sizes).items():
         tensor = found.inputs[name]
-        made[name] = _values(tensor, name, shape, seed)
+        made[name] = draw(specs[name], shape, seed=seed)
         if case.first_row is not None and has_rows(tensor):
             made[name][..., 0, :] = case.first_row
     return made
-
-
-def _values(tensor: Input, name: str, shape: tuple[int, ...], seed: int) -> Array:
-    if tensor.dtype in FLOATS:
-        return normal_array(seed, name, shape, dtype=tensor.dtype, std=tensor.std)
-    draw = named_generator(seed, name)
-    if tensor.dtype == "bool":
-        drawn: Array = draw.random(shape, dtype=np.float32) < tensor.share_true
-        drawn[..., 0] = tensor.share_true >= 0.5  # so that no row is by chance all of what is rare
-        return drawn
-    assert tensor.least is not None
-    assert tensor.most is not None
-    return draw.integers(tensor.least, tensor.most, shape, dtype=tensor.dtype, endpoint=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from attnbench.errors import NotRunError, ProblemError, UnsupportedError
 from attnbench.interfaces import SUPPORTED, Array, Artifact, Probe, Settings, Support, numpy_dtype
+from attnbench.model_problem import ModelProblem
 from attnbench.problem import OUTPUT_NAME, Problem
 
 _OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
@@ -37,7 +38,17 @@ def needs_file(runtime: str, artifact: Artifact | None) -> Support:
     return SUPPORTED
 
 
-def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def require_onnx(runtime: str, artifact: Artifact) -> None:
+    """A model of the user must be an ONNX file.
+
+    Raises:
+        UnsupportedError: it is another.
+    """
+    if artifact.path.suffix != ".onnx":
+        raise UnsupportedError(f"{runtime} runs ONNX files, {artifact.path.name!r} is none; name an exporter")
+
+
+def own_inputs(problem: Problem | ModelProblem, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Contiguous copies of the inputs, in the problem's order; names, dtype and shapes are checked.
 
     Dims that the problem calls by one name must agree (a torch that is given k and v of two lengths reads past the
@@ -53,7 +64,7 @@ def own_inputs(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array
     kinds = problem.input_kinds()
     for name, dims in promised.items():
         array, kind = inputs[name], kinds[name]
-        due = np.dtype(np.bool_) if kind == "bool" else numpy_dtype(kind)
+        due = numpy_dtype(kind)
         if array.dtype != due:
             raise ProblemError(f"{name} must be {due} ({kind}), got {array.dtype}")
         if array.ndim != len(dims) or any(

@@ -18,6 +18,8 @@ from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
 from attnbench.problem import Problem
 from attnbench_runtimes import binding
+from attnbench_runtimes.torch_models import RunsPrograms
+from attnbench_runtimes.torch_settings import check_matmul_precision, check_threads, set_threads
 
 # Profiled operator -> the kernel's name. SDPA calls exactly one of them.
 _KERNELS = {
@@ -75,7 +77,7 @@ class TorchRuntime:
                 torch._dynamo.reset()
 
 
-class TorchEager(TorchRuntime):
+class TorchEager(RunsPrograms, TorchRuntime):
     """Attention written out: scores, softmax, product."""
 
     name = "torch-eager"
@@ -89,7 +91,7 @@ class TorchSdpa(TorchRuntime):
     name = "torch-sdpa"
 
 
-class TorchCompile(TorchRuntime):
+class TorchCompile(RunsPrograms, TorchRuntime):
     """`torch.compile` around the SDPA block, one compilation per shape."""
 
     name = "torch-compile"
@@ -119,54 +121,6 @@ def _pinned(backend: str | None) -> contextlib.AbstractContextManager[Any]:
 
     pin: contextlib.AbstractContextManager[Any] = sdpa_kernel(getattr(SDPBackend, _BACKENDS[backend]))
     return pin
-
-
-def set_threads(threads: int) -> None:
-    """Set torch's threads and read them back.
-
-    The inter-op pool can only be sized before its first use; nothing here uses it, so its size is reported, not
-    demanded.
-
-    Raises:
-        ReadBackError: torch has another number.
-    """
-    import torch
-
-    if torch.get_num_interop_threads() != 1:
-        with contextlib.suppress(RuntimeError):  # "after parallel work has started"
-            torch.set_num_interop_threads(1)
-    torch.set_num_threads(threads)
-    check_threads(threads)
-
-
-def check_threads(threads: int) -> None:
-    """Compare torch's threads with what was asked.
-
-    Raises:
-        ReadBackError: they differ.
-    """
-    import torch
-
-    found = torch.get_num_threads()
-    if found != threads:
-        raise ReadBackError(f"threads {threads} were asked, torch has {found}")
-
-
-def check_matmul_precision() -> str:
-    """What torch lets a matrix product of fp32 use; only full fp32 is measured as fp32.
-
-    Raises:
-        ReadBackError: somebody allowed TF32 or bf16.
-    """
-    import torch
-
-    allowed: str = torch.get_float32_matmul_precision()
-    onednn = getattr(torch.backends.mkldnn, "matmul", None)
-    allowed_onednn: str = getattr(onednn, "fp32_precision", "none")
-    if allowed != "highest" or allowed_onednn not in ("none", "ieee"):
-        found = f"float32_matmul_precision {allowed!r}, mkldnn.matmul.fp32_precision {allowed_onednn!r}"
-        raise ReadBackError(f"fp32 products in full precision were asked, torch has {found}")
-    return allowed
 
 
 class TorchSession:

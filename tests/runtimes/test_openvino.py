@@ -14,7 +14,8 @@ from attnbench.measure.numerics import compare
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters.contrib import OnnxContrib
-from attnbench_runtimes.openvino import PRECISION_OPTION, OpenVino, _words
+from attnbench_runtimes.openvino import OpenVino
+from attnbench_runtimes.openvino_loaded import PRECISION_OPTION, words
 
 Exported = Callable[..., Artifact]
 CAPABILITIES = ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -128,7 +129,7 @@ def test_an_unknown_choice_of_precision_is_refused(exported: Exported) -> None:
 
 def test_the_message_is_the_line_that_says_something() -> None:
     text = "Exception from src/a.cpp:1:\nException from src/b.cpp:2:\n[CPU] Reshape cannot\nmore"
-    assert _words(RuntimeError(text)) == "[CPU] Reshape cannot"
+    assert words(RuntimeError(text)) == "[CPU] Reshape cannot"
 
 
 def test_an_operator_that_it_does_not_know_is_unsupported_and_named(exported: Exported, tmp_path: Path) -> None:
