@@ -1,9 +1,10 @@
 """The front door for Python: what the command line does, as functions that return what was measured."""
 
+import contextlib
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 MAX_SWITCH_MS = 86.4e6  # of `advise`
+_OF_MODEL = ("onnx", "module", "inputs", "engine", "bind", "sizes", "shapes", "load_inputs", "save_outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,15 @@ def bench(
     stress: bool | None = None,
     memory_budget_bytes: int | None = None,
     measure_frontier: bool | None = None,
+    onnx: str | Path | None = None,
+    module: str | None = None,
+    inputs: str | Path | None = None,
+    engine: str | Path | None = None,
+    bind: Mapping[str, str] | None = None,
+    sizes: Mapping[str, int | Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    load_inputs: str | Path | None = None,
+    save_outputs: str | Path | None = None,
     progress: Progress | None = None,
     command: str | None = None,
     on_plan: Any = None,
@@ -184,6 +195,15 @@ def bench(
     """Run a sweep and write its run directory. The arguments are the flags of `attnbench bench`.
 
     Args:
+        onnx: a model of your own instead of the built-in attention; it is copied, inspected and only then run.
+        module: package.module:Class, a torch.nn.Module of your own, with `inputs`; judged by itself in float64.
+        inputs: the TOML file that says what the module takes.
+        engine: an engine of TensorRT; refused where it cannot be run.
+        bind: free dim of the model -> what it is at T: `T`, `T/2`, `T+1`.
+        sizes: free dim -> the size, or the sizes, to run at.
+        shapes: input -> its shape, which gives the sizes of its free dims.
+        load_inputs: a .npz of the inputs by name, instead of drawn ones; for one size.
+        save_outputs: a .npz to write, with `ARM/OUTPUT` and `reference/OUTPUT`; for one size.
         out: the run directory to make; None: a new one under results/.
         resume: an interrupted run directory to finish; no other argument but time_budget_s goes with it.
         progress: told what goes on; None: silent.
@@ -198,16 +218,21 @@ def bench(
         for name, value in locals().items()
         if name in grid.Sweep.model_fields and value is not None
     }
+    asked = {
+        "onnx": onnx, "module": module, "inputs": inputs, "engine": engine, "bind": bind, "sizes": sizes,
+        "shapes": shapes, "load_inputs": load_inputs, "save_outputs": save_outputs,
+    }  # fmt: skip
+    asked = {name: value for name, value in asked.items() if value}
     if resume is not None:
-        return _resume(Path(resume), given, time_budget_s, progress or Silent(), on_plan)
-    prepared = runner.prepare(_resolve(sweep, given))
-    if on_plan is not None:
-        on_plan(prepared.plan)
-    run_dir = RunDirectory.create(Path(out) if out is not None else _new_path(prepared.sweep.name))
-    command = command or shlex.join(sys.argv)
-    with run_dir.exclusive():
-        runner.run(prepared, run_dir, command=command, progress=progress or Silent())
-        return _report(run_dir)
+        return _resume(Path(resume), {**given, **asked}, time_budget_s, progress or Silent(), on_plan)
+    with _preparing(sweep, given, asked) as prepared:
+        if on_plan is not None:
+            on_plan(prepared.plan)
+        run_dir = RunDirectory.create(Path(out) if out is not None else _new_path(prepared.sweep.name))
+        command = command or shlex.join(sys.argv)
+        with run_dir.exclusive():
+            runner.run(prepared, run_dir, command=command, progress=progress or Silent())
+            return _finish(run_dir)
 
 
 def plan(sweep: str | Path | None = None, **flags: Any) -> Plan:
@@ -217,7 +242,39 @@ def plan(sweep: str | Path | None = None, **flags: Any) -> Plan:
         InputError: a wrong value.
     """
     given = {name: value for name, value in flags.items() if value is not None}
-    return runner.prepare(_resolve(sweep, given)).plan
+    asked = {name: given.pop(name) for name in _OF_MODEL if name in given}
+    with _preparing(sweep, given, asked) as prepared:
+        return prepared.plan
+
+
+@contextlib.contextmanager
+def _preparing(
+    sweep: str | Path | None, given: Mapping[str, Any], asked: Mapping[str, Any]
+) -> Iterator[runner.Prepared]:
+    """What is ready to run: the built-in attention, or a model of the user, whose files are gone after this."""
+    if not asked:
+        yield runner.prepare(_resolve(sweep, given))
+        return
+    from attnbench.model_bench import outputs
+    from attnbench.model_bench.prepare import prepare
+    from attnbench.model_bench.request import make_request
+
+    request = make_request({**asked, "seq_lens": given.get("seq_lens")})
+    if request.save_outputs is not None:
+        outputs.refuse_unwritable(request.save_outputs)
+    with prepare(request, sweep, given) as prepared:
+        yield prepared
+
+
+def _finish(run_dir: RunDirectory) -> Run:
+    """The report, and the outputs of a model where they were asked for."""
+    run = _report(run_dir)
+    target = ((run.manifest.get("model") or {}).get("request") or {}).get("save_outputs")
+    if target is not None:
+        from attnbench.model_bench import outputs
+
+        outputs.gather(run_dir.path, Path(target))
+    return run
 
 
 def _resolve(sweep: str | Path | None, given: Mapping[str, Any]) -> grid.Sweep:
@@ -230,12 +287,17 @@ def _resume(path: Path, given: Mapping[str, Any], time_budget_s: float | None, p
     others = sorted(set(given) - {"time_budget_s"})
     if others:
         raise InputError(f"--resume runs with the settings of {str(path)!r}; leave out {', '.join(others)}")
-    run_dir, prepared = runner.resume(path, time_budget_s=time_budget_s)
+    if RunDirectory.open(path).read_manifest().get("model") is None:
+        run_dir, prepared = runner.resume(path, time_budget_s=time_budget_s)
+    else:
+        from attnbench.model_bench import prepare
+
+        run_dir, prepared = prepare.resume(path, time_budget_s=time_budget_s)
     if on_plan is not None:
         on_plan(prepared.plan)
     with run_dir.exclusive():
         runner.run(prepared, run_dir, command="", progress=progress, resumed=True)
-        return _report(run_dir)
+        return _finish(run_dir)
 
 
 def _new_path(name: str) -> Path:

@@ -161,7 +161,10 @@ class ModelProblem:
         return " ".join([self.name, *(f"{name}={size}" for name, size in self.sizes.items()), self.dtype])
 
 
-def problem_from_dict(fields: Mapping[str, Any]) -> Problem | ModelProblem:
+AnyProblem = Problem | ModelProblem
+
+
+def problem_from_dict(fields: Mapping[str, Any]) -> AnyProblem:
     """The inverse of either `as_dict`: a model of the user has `inputs`, the built-in attention has none.
 
     Raises:

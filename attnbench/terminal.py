@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 def plan_text(plan: "Plan", *, width: int) -> str:
     """Cases, predicted time by phase, predicted memory, in at most `width` columns."""
     problems = [group.problem for group in plan.groups]
-    lengths = ", ".join(map(str, sorted({p.kv_len if p.variant == "decode" else p.q_len for p in problems})))
+    found = (p.kv_len if p.variant == "decode" else p.q_len for p in problems)
+    lengths = ", ".join(map(str, sorted({length for length in found if length is not None})))
     lines = [
         f"{_count(plan.case_count, 'case')}: {_count(len(problems), 'problem')} "
-        f"(T = {lengths}) x {_count(len(plan.arms), 'arm')}, {_count(plan.threads, 'thread')} each",
+        + (f"(T = {lengths}) " if lengths else "")
+        + f"x {_count(len(plan.arms), 'arm')}, {_count(plan.threads, 'thread')} each",
         *(f"  {arm}" for arm in plan.arms),
         f"predicted time {_minutes(plan.total_s)}" + _budget(plan),
         *(f"  {_minutes(seconds):>6}  {phase}" for phase, seconds in plan.split().items()),

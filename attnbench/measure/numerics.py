@@ -229,6 +229,11 @@ def limits(
     return Limits(worst_row=wanted, gain=data.gain_limit, reason=reason)
 
 
+def class_limit(dtype: str) -> float:
+    """The largest worst-row error that `precision_class` takes for fp32, fp16 or bf16."""
+    return next(most for most, name in _CLASSES if name == ("tf32" if dtype == "fp16" else dtype))
+
+
 def precision_class(worst_row_rel_err: float, dtype: str = "fp32") -> str:
     """The precision that an error of normal inputs means: fp32, tf32, bf16, or `wrong` for none of them.
 

@@ -62,8 +62,8 @@ def with_peak_fraction(records: Iterable[Record], machine_peak: Mapping[str, Map
         flags = [flag for flag in record.flags if flag != "beats_roofline"]
         if roofline.beats_roofline(fraction):
             flags.append("beats_roofline")
-        reasons = {k: v for k, v in record.empty_reasons.items() if k != "peak_fraction"}
-        if fraction is None:
+        reasons = {k: v for k, v in record.empty_reasons.items() if k != "peak_fraction" or record.model is not None}
+        if fraction is None and record.model is None:
             reasons["peak_fraction"] = "not timed" if record.gflops_per_s is None else "no machine peak of this dtype"
         found.append(record.model_copy(update={"peak_fraction": fraction, "flags": flags, "empty_reasons": reasons}))
     return found

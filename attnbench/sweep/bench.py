@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from attnbench import plugins
 from attnbench.errors import (
@@ -17,8 +17,9 @@ from attnbench.errors import (
 from attnbench.inputs import INPUT_CLASSES, SMALL_LOGITS
 from attnbench.interfaces import Probe, Settings
 from attnbench.measure import numerics
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
-from attnbench.sweep.cases import Exported
+from attnbench.sweep.cases import Case, Exported
 from attnbench.sweep.grid import TORCH, Arm, Sweep
 from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServer, ForkServers, Worker
@@ -31,9 +32,20 @@ ALWAYS_PRELOADED = ("attnbench.sweep.tasks",)
 VERIFY_AT = ((2, 1, 4), (1, 5, 9), (3, 33, 17))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Standard:
+    """What an output is held to."""
+
+    limits: numerics.Limits
+    floor: float | None  # worst row error of the reference rounded once
+    eager_error: float | None  # worst row error of torch eager
+
+
 @dataclass(kw_only=True)
 class Bench:
     """The run as its problem groups see it."""
+
+    is_attention: ClassVar[bool] = True  # the built-in one, whose meaning, bits and hard inputs can be asked for
 
     sweep: Sweep
     threads: int
@@ -53,24 +65,24 @@ class Bench:
         """How many workers may work at once while nothing is being measured."""
         return max(1, (os.cpu_count() or 1) // self.threads)
 
-    def export_all(self, problems: Iterable[Problem], *, go_on: Callable[[], bool] = lambda: True) -> None:
+    def export_all(self, problems: Iterable[AnyProblem], *, go_on: Callable[[], bool] = lambda: True) -> None:
         """Export and verify every artifact of these problems, several at a time; errors come up in `exported`.
 
         Where `go_on` has become false, the rest is left to the groups that need it.
         """
-        wanted: dict[tuple[str, int, str], tuple[Arm, Problem]] = {}
+        wanted: dict[tuple[str, int, str], tuple[Arm, AnyProblem]] = {}
         for problem in problems:
             for arm in self.arms:
                 if arm.exporter != TORCH and self.exporter_probes[arm.exporter].available:
                     wanted.setdefault(self._key(arm, problem), (arm, problem))
         in_parallel(lambda pair: self._export_once(*pair) if go_on() else None, list(wanted.values()), self.at_once)
 
-    def _key(self, arm: Arm, problem: Problem) -> tuple[str, int, str]:
+    def _key(self, arm: Arm, problem: AnyProblem) -> tuple[str, int, str]:
         opset = arm.opset if arm.opset is not None else self.default_opset(arm.exporter)
         # Support may depend on the lengths (a causal mask with q_len != kv_len), so those count too.
         return arm.exporter, opset, f"{problem.static_key()}{problem.q_len == problem.kv_len}"
 
-    def _export_once(self, arm: Arm, problem: Problem) -> None:
+    def _export_once(self, arm: Arm, problem: AnyProblem) -> None:
         key = self._key(arm, problem)
         if key not in self._exported:
             try:
@@ -100,7 +112,7 @@ class Bench:
         options = dict(arm.options) if arm else {}
         return asdict(Settings(threads=self.threads, seed=self.sweep.seed, options=options))
 
-    def reference(self, problem: Problem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:
+    def reference(self, problem: AnyProblem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:
         """The judge's outputs of a problem, per input class (see `Tasks.reference`).
 
         Raises:
@@ -122,7 +134,29 @@ class Bench:
         in_parallel(judge, input_classes, self.at_once)
         return {name: found[name] for name in input_classes}
 
-    def exported(self, arm: Arm, problem: Problem) -> Exported | None:
+    def standard(self, problem: AnyProblem, judge: Mapping[str, Any], input_class: str, output: str | None) -> Standard:
+        """What an output is held to; `judge` is of `reference`, `output` of a check's answer."""
+        assert isinstance(problem, Problem)
+        return Standard(
+            limits=limits_of(problem, judge, input_class), floor=judge["floor"],
+            eager_error=judge["eager"]["worst_row_rel_err"],
+        )  # fmt: skip
+
+    def given_inputs(self) -> dict[str, Any]:
+        """What loading is told of inputs that are not drawn."""
+        return {}
+
+    def is_shape_static(self, problem: AnyProblem) -> bool:
+        """Can the problem only be run at its own sizes, so that no short call can come before its memory?"""
+        return False
+
+    def settle(self, case: Case) -> None:
+        """Last words on a case before it becomes a row."""
+
+    def keep_outputs(self, case: Case, worker: Worker) -> None:
+        """Called after the last timed call of a case that is right."""
+
+    def exported(self, arm: Arm, problem: AnyProblem) -> Exported | None:
         """The arm's artifact, exported and verified once per file; None for torch arms.
 
         Raises:
@@ -147,7 +181,8 @@ class Bench:
             raise UnavailableError(with_fix(probe))
         return int(probe.traits["opsets"][0])
 
-    def _export(self, exporter: str, opset: int, problem: Problem) -> Exported:
+    def _export(self, exporter: str, opset: int, problem: AnyProblem) -> Exported:
+        assert isinstance(problem, Problem)
         probe = self.exporter_probes[exporter]
         if not probe.available:
             raise UnavailableError(with_fix(probe))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.measure import verdicts
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import Record
 from attnbench.sweep import frontier, refine, rows
@@ -26,12 +27,12 @@ class Campaign:
 
     bench: Bench
     plan: Plan
-    problems: Sequence[Problem]  # of the grid
-    refined: list[Problem]  # added by --refine so far
+    problems: Sequence[AnyProblem]  # of the grid
+    refined: list[AnyProblem]  # added by --refine so far
     manifest: dict[str, Any]
     progress: Progress
     started_s: float  # monotonic
-    known_oom: dict[str, Problem] = field(default_factory=dict)
+    known_oom: dict[str, AnyProblem] = field(default_factory=dict)
     budget: Budget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +68,7 @@ class Campaign:
         ahead = [p for p in [*self.problems, *self.refined] if p.problem_id not in finished]
         self.bench.export_all(ahead, go_on=lambda: budget_s is None or self.elapsed_s < EXPORT_SHARE * budget_s)
 
-    def _grid_group(self, index: int, problem: Problem) -> None:
+    def _grid_group(self, index: int, problem: AnyProblem) -> None:
         elapsed_s = self.elapsed_s
         budget_s = self.bench.sweep.time_budget_s
         if budget_s is not None and elapsed_s > budget_s:
@@ -86,13 +87,13 @@ class Campaign:
         left_s = self.budget.left_s(index + 1, elapsed_s)
         self.progress.advance(self.plan.total_s * elapsed_s / (elapsed_s + left_s), left_s)
 
-    def _run_group(self, problem: Problem, timing_s: float) -> Group:
+    def _run_group(self, problem: AnyProblem, timing_s: float) -> Group:
         group = Group(bench=self.bench, problem=problem, progress=self.progress, known_oom=self.known_oom)
         new, samples = group.run(timing_s)
         self._keep(problem, group, new, samples)
         return group
 
-    def _keep(self, problem: Problem, group: Group, new: Sequence[Record], samples: Samples) -> None:
+    def _keep(self, problem: AnyProblem, group: Group, new: Sequence[Record], samples: Samples) -> None:
         """On disk first, then in the manifest's sums."""
         self.bench.run_dir.append(problem.problem_id, new, samples)
         for lane in group.lanes:
@@ -101,7 +102,7 @@ class Campaign:
         for phase, seconds in group.phases.items():
             self.manifest["spent"][phase] = round(self.manifest["spent"].get(phase, 0.0) + seconds, 2)
 
-    def _skipped(self, problem: Problem) -> list[Record]:
+    def _skipped(self, problem: AnyProblem) -> list[Record]:
         cases = []
         for arm in self.bench.arms:
             case = Case(problem=problem, arm=arm, started_at_utc=utc_now())
@@ -117,9 +118,8 @@ class Campaign:
     def _refine(self) -> None:
         """Groups at the T where crossings are least known, until they are narrow or the time is spent."""
         while len(self.refined) < MAX_REFINED:
-            by_id = {p.problem_id: p for p in [*self.problems, *self.refined]}
             records = self.bench.run_dir.read()[0]
-            problem = refine.next_problem(records, self.bench.run_dir.path / "samples", by_id)
+            problem = refine.next_problem(records, self.bench.run_dir.path / "samples", self._attention())
             if problem is None:
                 self.manifest["refine_stopped_by"] = (
                     "every crossing is known to within 10 %, no T is left between, or there is none"
@@ -132,13 +132,13 @@ class Campaign:
                 return
         self.manifest["refine_stopped_by"] = f"{MAX_REFINED} groups were added"
 
-    def _give_up(self, problem: Problem) -> None:
+    def _give_up(self, problem: AnyProblem) -> None:
         """A problem of --refine that will have no rows is not one of the run's."""
         self.refined.remove(problem)
         self.manifest["refined"] = [p.as_dict() for p in self.refined]
         self.manifest["cases_planned"] = (len(self.problems) + len(self.refined)) * len(self.bench.arms)
 
-    def _extra_group(self, problem: Problem) -> bool:
+    def _extra_group(self, problem: AnyProblem) -> bool:
         """One group beside the grid; False where it does not fit into the time that is left."""
         sweep = self.bench.sweep
         kept_s = EXTRA_SHARE * (sweep.time_budget_s or 0.0) if sweep.measure_frontier else 0.0
@@ -154,12 +154,11 @@ class Campaign:
 
     def _measure_frontier(self) -> None:
         """Rows of the manifest, each on disk before the next begins."""
-        by_id = {p.problem_id: p for p in [*self.problems, *self.refined]}
         rows_so_far = self.manifest.setdefault("frontier", [])
         judged, noise = verdicts.judge(self.bench.run_dir.read()[0])
 
         found = frontier.measure_frontiers(
-            self.bench, judged, by_id, floor=noise.floor, done=list(rows_so_far),
+            self.bench, judged, self._attention(), floor=noise.floor, done=list(rows_so_far),
             left_s=lambda: self._left_s(kept_s=0.0), say=self.progress.say,
         )  # fmt: skip
         for row in found:
@@ -167,13 +166,17 @@ class Campaign:
             rows_so_far.append(row)
             self.bench.run_dir.write_manifest(self.manifest)
 
-    def _known_oom(self, done: Sequence[Record]) -> dict[str, Problem]:
+    def _attention(self) -> dict[str, Problem]:
+        """The problems of the built-in attention by their ids: what can be refined, and has a longest T."""
+        return {p.problem_id: p for p in [*self.problems, *self.refined] if isinstance(p, Problem)}
+
+    def _known_oom(self, done: Sequence[Record]) -> dict[str, AnyProblem]:
         """What a resumed run already knows to be too big."""
         if not self.bench.sweep.oom_skip:
             return {}
         by_id = {p.problem_id: p for p in [*self.problems, *self.refined]}
         arms = {a.label: a for a in self.bench.arms}
-        known: dict[str, Problem] = {}
+        known: dict[str, AnyProblem] = {}
         for record in done:
             if record.status == "oom":
                 problem = by_id[record.problem_id]

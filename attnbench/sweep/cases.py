@@ -13,7 +13,7 @@ from attnbench.errors import (
 )
 from attnbench.measure.numerics import Agreement, Limits
 from attnbench.measure.timing import Visit
-from attnbench.problem import Problem
+from attnbench.model_problem import AnyProblem
 from attnbench.records import Status
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.rounds import Lane
@@ -28,7 +28,7 @@ class Exported:
     """A verified artifact, as JSON, and what making it took."""
 
     artifact: dict[str, Any]
-    export_ms: float
+    export_ms: float | None  # None: the file was there
     verified: str  # "ort-cpu at T = 1, 5, 33", or "unverified: reason"
 
 
@@ -36,7 +36,7 @@ class Exported:
 class Case:
     """One problem x one arm. `status` stays None until something decides it."""
 
-    problem: Problem
+    problem: AnyProblem
     arm: Arm
     status: Status | None = None
     reason: str = ""
@@ -49,6 +49,9 @@ class Case:
     determinism_reasons: dict[str, str] = field(default_factory=dict)  # why an answer is None
     stress: dict[str, float] = field(default_factory=dict)  # class of inputs -> measured / allowed
     stress_reason: str = "--stress was not asked"  # why there is none
+    output: str | None = None  # of a model: the one that the agreement is about
+    flags: list[str] = field(default_factory=list)  # that are known before it is timed
+    numerics_reason: str = ""  # why the columns of numerics are empty, where they are on purpose
     facts: dict[str, Any] = field(default_factory=dict)
     lane: Lane | None = None
     load_ms: float | None = None

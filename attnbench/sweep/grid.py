@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from attnbench import presets
 from attnbench.errors import InputError
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
 from attnbench.sweep import runtime_options
 from attnbench.sweep.grid_checks import check_sweep, masks_of, type_rule
@@ -336,7 +337,7 @@ class Arm:
             return runtime
         return f"{self.exporter}{f'[opset={self.opset}]' if self.opset else ''}@{runtime}"
 
-    def case_id(self, problem: Problem) -> str:
+    def case_id(self, problem: AnyProblem) -> str:
         """12 hex digits that depend on the problem and the arm, not on versions or the machine."""
         return digest({"problem": problem.as_dict(), "arm": self.label})
 

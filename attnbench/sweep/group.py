@@ -11,10 +11,11 @@ from typing import Any
 from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
 from attnbench.interfaces import UNKNOWN
 from attnbench.measure import determinism, environment, numerics
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
 from attnbench.sweep import rounds, rows, tasks
-from attnbench.sweep.bench import Bench, in_parallel, limits_of, with_fix
+from attnbench.sweep.bench import Bench, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.meaning import refuse_another_meaning
@@ -31,9 +32,9 @@ class Group:
     """A problem and its cases."""
 
     bench: Bench
-    problem: Problem
+    problem: AnyProblem
     progress: Progress
-    known_oom: dict[str, Problem]  # arm label and shape family -> the smallest problem that had no memory
+    known_oom: dict[str, AnyProblem]  # arm label and shape family -> the smallest problem that had no memory
     cases: list[Case] = field(default_factory=list)
     lanes: list[rounds.Lane] = field(default_factory=list)
     judges: dict[str, Any] = field(default_factory=dict)
@@ -107,12 +108,8 @@ class Group:
             for case in self.cases:
                 case.fail(err, "no reference, so nothing can be judged")
             return
-        if self.bench.sweep.stress:
+        if self.bench.sweep.stress and isinstance(self.problem, Problem):
             self.stress = Stress(self.bench, self.problem)
-        for case in self.cases:
-            case.limits = {name: limits_of(self.problem, judge, name) for name, judge in self.judges.items()}
-            case.floor = self.judges["normal"]["floor"]
-            case.eager_error = self.judges["normal"]["eager"]["worst_row_rel_err"]
 
     def _park_all(self, stack: ExitStack) -> dict[str, Worker]:
         """Load, check and warm up every open case, and the baseline's replica; the workers by lane."""
@@ -132,7 +129,7 @@ class Group:
         try:
             worker = stack.enter_context(self._worker(case))
             worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="time")
-            if replica == 0:
+            if replica == 0 and self.bench.is_attention:
                 self._check(case, worker, ("peaked",))
                 self._ask_determinism(case, worker)
                 refuse_another_meaning(self.bench, case, worker)
@@ -141,7 +138,9 @@ class Group:
             took_ns = self._check(case, worker, ("normal",))
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)
-                _require_as_asked(case.facts, self.bench.threads, self.problem.dtype)
+                # A file of the user says itself which precision its nodes have.
+                dtype = self.problem.dtype if self.bench.is_attention else ""
+                _require_as_asked(case.facts, self.bench.threads, dtype)
             if case.is_open:
                 # Calls over 0.2 s are warm after the two of the check.
                 cpus = environment.timing_cpus(self.bench.threads)
@@ -182,7 +181,13 @@ class Group:
             "problem": self.problem.as_dict(),
             "artifact": case.exported.artifact if case.exported else None,
             "settings": self.bench.settings(case.arm),
+            **self.bench.given_inputs(),
         }
+
+    @staticmethod
+    def _judged_by(judge: Mapping[str, Any]) -> dict[str, Any]:
+        """What a worker needs of a judge."""
+        return {"reference": judge["path"], "rows": judge["rows"], "limits": judge.get("limits")}
 
     def _check(self, case: Case, worker: Worker, input_classes: Sequence[str]) -> int:
         """Judge a call on each input class; `normal` last, so that it stays bound for the timing. Its time."""
@@ -194,14 +199,17 @@ class Group:
                 timeout_s=self.bench.sweep.timeout_s,
                 problem=self.problem.as_dict(),
                 input_class=name,
-                reference=judge["path"],
-                rows=judge["rows"],
+                **self._judged_by(judge),
             )
             case.agreements[name] = numerics.Agreement(**found["agreement"])
             case.check_ns = took_ns = found["first_call_ns"]
-            ok, reason = numerics.judge_agreement(case.agreements[name], case.limits[name])
+            standard = self.bench.standard(self.problem, judge, name, found["output"])
+            case.limits[name] = standard.limits
+            if name == "normal":
+                case.floor, case.eager_error, case.output = standard.floor, standard.eager_error, found["output"]
+            ok, reason = numerics.judge_agreement(case.agreements[name], standard.limits)
             if not ok:
-                case.decide("mismatch", f"inputs {name}: {reason}")
+                case.decide("mismatch", f"{_subject(name, found['output'])}: {reason}")
         return took_ns
 
     def _time(self, budget_s: float) -> None:
@@ -234,10 +242,13 @@ class Group:
     def _prove(self, case: Case, worker: Worker, median_ns: int) -> None:
         judge, timeout_s = self.judges["normal"], self.bench.sweep.timeout_s
         problem = self.problem.as_dict()
-        found = worker.ask("recheck", timeout_s=timeout_s, problem=problem, reference=judge["path"], rows=judge["rows"])
-        ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), case.limits["normal"])
+        found = worker.ask("recheck", timeout_s=timeout_s, problem=problem, **self._judged_by(judge))
+        limits = self.bench.standard(self.problem, judge, "normal", found["output"]).limits
+        ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), limits)
         if not ok:
             case.decide("mismatch", f"after timing: {reason}")
+        if case.is_open:
+            self.bench.keep_outputs(case, worker)
         # The check's call was on inputs not seen before; only where it was much slower does it take more to tell.
         if case.check_ns > tasks.MEMOISED_RATIO * median_ns:
             cpus = environment.affinity()
@@ -251,7 +262,10 @@ class Group:
             with self._worker(case) as worker:
                 loaded = worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="memory")
                 case.load_ms = loaded["load_ms"]
-                peak = worker.ask("measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict())
+                peak = worker.ask(
+                    "measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict(),
+                    static_shape=self.bench.is_shape_static(self.problem),
+                )  # fmt: skip
                 if case.facts.get("build_ms") is not None:
                     case.build_ms = worker.ask("facts", timeout_s=timeout_s)["build_ms"]
         except WorkerError as err:
@@ -268,6 +282,7 @@ class Group:
         if case.status == "oom" and self.bench.sweep.oom_skip:
             self.known_oom.setdefault(oom_key(case.arm, self.problem), self.problem)
         case.decide("ok", "")
+        self.bench.settle(case)
 
 
 def _require_as_asked(facts: Mapping[str, Any], threads: int, dtype: str) -> None:
@@ -284,9 +299,16 @@ def _require_as_asked(facts: Mapping[str, Any], threads: int, dtype: str) -> Non
         raise ReadBackError(f"precision asked: fp32, in force: {facts['compute_precision']}")
 
 
-def oom_key(arm: Arm, problem: Problem) -> str:
+def _subject(input_class: str, output: str | None) -> str:
+    return f"inputs {input_class}" if output is None else f"output {output}"
+
+
+def oom_key(arm: Arm, problem: AnyProblem) -> str:
     """What shares the fate of an arm that ran out of memory: the same problem at any larger length."""
-    return f"{arm.label} {problem.static_key()} {problem.batch_size}"
+    if isinstance(problem, Problem):
+        return f"{arm.label} {problem.static_key()} {problem.batch_size}"
+    set_sizes = {dim: size for dim, size in problem.sizes.items() if dim != problem.bound}
+    return f"{arm.label} {problem.static_key()} {sorted(set_sizes.items())}"
 
 
 def utc_now() -> str:

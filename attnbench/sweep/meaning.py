@@ -1,6 +1,7 @@
 """Does an arm mean the same attention? The probes of a problem's features, before anything is timed."""
 
 from attnbench.probes import Probe, feature_probes
+from attnbench.problem import Problem
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
 from attnbench.sweep.workers import ReportedError, Worker
@@ -14,6 +15,7 @@ def refuse_another_meaning(bench: Bench, case: Case, worker: Worker) -> None:
     Raises:
         AttnbenchError: the worker died or hung, or the runtime refuses in its own words.
     """
+    assert isinstance(case.problem, Problem)
     key = (case.arm.label, case.problem.static_key())
     if key not in bench.meanings:
         faults = (_fault(worker, probe, bench.sweep.timeout_s) for probe in feature_probes(case.problem))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from attnbench.inputs import stress_classes, weight_shapes
 from attnbench.measure import roofline, timing
+from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import DTYPE_BYTES, Problem
 from attnbench.sweep import rounds
 from attnbench.sweep.grid import TORCH, Arm, Sweep
@@ -24,6 +25,8 @@ STRESS_S = 0.15  # reference of one class of hard inputs at T <= 256, and a call
 EXPORT_S = 1.2
 # WORKER_S and EXPORT_S are of blocks with up to 4 MB of weights. 168 MB take 3.5 s more to write, 0.7 s to draw.
 SMALL_GB, EXPORT_S_PER_GB, LOAD_S_PER_GB = 0.0042, 25.0, 4.0
+MODEL_CALL_S = 0.02  # of a model nothing is known before it runs; the run corrects itself
+MODEL_REFERENCE_S = 3.0
 START_S = 6.0  # imports, machine peak
 REPORT_S = 6.0
 CAUTION = 1.25  # only what even a prediction that much too low leaves over is spent on more than the least rounds
@@ -37,7 +40,7 @@ MAX_ORACLE_FLOPS = 60e9  # longer problems are judged on sampled rows
 class GroupPlan:
     """One problem: predicted seconds."""
 
-    problem: Problem
+    problem: AnyProblem
     overhead_s: float  # reference, loading, checks, memory
     round_s: float
     min_timing_s: float
@@ -103,7 +106,7 @@ class Plan:
 
 
 def make_plan(
-    sweep: Sweep, problems: Sequence[Problem], arms: Sequence[Arm], threads: int, available_bytes: int | None
+    sweep: Sweep, problems: Sequence[AnyProblem], arms: Sequence[Arm], threads: int, available_bytes: int | None
 ) -> Plan:
     """Predict time and memory of every problem group."""
     groups = tuple(plan_group(sweep, p, arms, threads) for p in problems)
@@ -135,10 +138,12 @@ def make_plan(
     return Plan(**{**vars(plan), "notices": tuple(notices)})
 
 
-def call_s(problem: Problem, runtime: str, threads: int) -> float:
+def call_s(problem: AnyProblem, runtime: str, threads: int) -> float:
     """Predicted seconds of one call."""
     if runtime == "null":
         return CALL_OVERHEAD_S
+    if isinstance(problem, ModelProblem):
+        return MODEL_CALL_S
     # Most runtimes compute the whole square of a causal problem.
     is_whole = runtime == "torch-sdpa" or problem.variant != "causal"
     whole = problem if is_whole else replace(problem, variant="cross", mask="none")
@@ -149,7 +154,7 @@ def call_s(problem: Problem, runtime: str, threads: int) -> float:
     return CALL_OVERHEAD_S + seconds
 
 
-def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int) -> GroupPlan:
+def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: int) -> GroupPlan:
     """Predict one problem group."""
     lanes = [a.runtime for a in arms] + [a.runtime for a in arms if a.label == sweep.baseline]
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
@@ -158,8 +163,10 @@ def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int
     worker_s = WORKER_S + LOAD_S_PER_GB * _weights_gb(problem)
     checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + worker_s for c in calls) / at_once
     memory = sum(3.5 * c + worker_s for c in calls[: len(arms)])
-    reference = 0.1 + 2 / at_once * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
-    stress = len(stress_classes(problem)) * (WORKER_S + STRESS_S) / at_once if sweep.stress else 0.0
+    reference, stress = MODEL_REFERENCE_S, 0.0
+    if isinstance(problem, Problem):
+        reference = 0.1 + 2 / at_once * min(roofline.flops(problem), MAX_ORACLE_FLOPS) / (ORACLE_GFLOPS * 1e9)
+        stress = len(stress_classes(problem)) * (WORKER_S + STRESS_S) / at_once if sweep.stress else 0.0
     wanted = rounds.rounds_wanted(round_s)
     return GroupPlan(
         problem=problem,
@@ -170,14 +177,18 @@ def plan_group(sweep: Sweep, problem: Problem, arms: Sequence[Arm], threads: int
     )
 
 
-def _weights_gb(problem: Problem) -> float:
-    """Of weights, beyond what every block has."""
+def _weights_gb(problem: AnyProblem) -> float:
+    """Of weights, beyond what every block has; of a model they are not known."""
+    if isinstance(problem, ModelProblem):
+        return 0.0
     numbers = sum(math.prod(shape) for shape in weight_shapes(problem).values())
     return max(0.0, numbers * DTYPE_BYTES[problem.dtype] / 1e9 - SMALL_GB)
 
 
-def _memory_bytes(problem: Problem, arms: Sequence[Arm]) -> int:
+def _memory_bytes(problem: AnyProblem, arms: Sequence[Arm]) -> int:
     """All arms of a problem parked at once: their score matrices, inputs and outputs, a loaded framework each."""
+    if isinstance(problem, ModelProblem):
+        return len(arms) * (150 << 20)
     score = problem.score_bytes() * 4 // DTYPE_BYTES[problem.dtype]
     tensors = roofline.bytes_min(problem)
     total = 0.0

@@ -7,12 +7,14 @@ from attnbench import __version__
 from attnbench.inputs import LOGIT_SCALES
 from attnbench.measure import roofline
 from attnbench.measure import statistics as stats
+from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import Problem
 from attnbench.records import COLUMNS, Record
 from attnbench.sweep import rounds
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
 from attnbench.sweep.grid import TORCH
+from attnbench.sweep.row_reasons import NEEDS_OK, NUMERICS, TORCH_ONLY, WHY_EMPTY, why_not_of_models
 from attnbench.sweep.rundir import Samples
 
 NS_PER_MS = 1e6
@@ -54,21 +56,15 @@ def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]
 
 
 def _identity(bench: Bench, case: Case) -> dict[str, Any]:
-    p: Problem = case.problem
     return {
         "run_id": bench.run_id,
         "started_at_utc": case.started_at_utc,
         "case_id": case.case_id,
-        "problem_id": p.problem_id,
+        "problem_id": case.problem.problem_id,
         "arm": case.arm.label,
-        **{name: value for name, value in p.as_dict().items() if name != "given_scale"},
-        "embed_dim": p.embed_dim,
-        "v_head_dim": p.v_head_dim,
-        "scale": p.scale,
-        "bias": p.bias,
-        "value_map": p.value_map,
+        **_problem(case.problem),
         "exporter": case.arm.exporter,
-        "opset": case.exported.artifact["opset"] if case.exported else case.arm.opset,
+        "opset": case.exported.artifact["opset"] or None if case.exported else case.arm.opset,
         "runtime": case.arm.runtime,
         "runtime_options": dict(case.arm.options),
         "runtime_version": bench.runtime_probes[case.arm.runtime].version or None,
@@ -76,11 +72,28 @@ def _identity(bench: Bench, case: Case) -> dict[str, Any]:
         "status": case.status,
         "reason": case.reason,
         "baseline_arm": bench.sweep.baseline,
-        "flops": roofline.flops(p),
-        "bytes_min": roofline.bytes_min(p),
         "seed": bench.sweep.seed,
         "attnbench_version": __version__,
         "memory_limit_bytes": bench.sweep.memory_limit_bytes,
+        "flags": list(case.flags),
+    }
+
+
+def _problem(problem: AnyProblem) -> dict[str, Any]:
+    """The columns that say what is computed, and what that takes at least; of a model the latter is not known."""
+    p = problem
+    if isinstance(p, ModelProblem):
+        same = ("part", "variant", "batch_size", "q_len", "kv_len", "dtype", "bound")
+        return {name: getattr(p, name) for name in same} | {"model": p.name, "sizes": dict(p.sizes)}
+    return {
+        **{name: value for name, value in p.as_dict().items() if name != "given_scale"},
+        "embed_dim": p.embed_dim,
+        "v_head_dim": p.v_head_dim,
+        "scale": p.scale,
+        "bias": p.bias,
+        "value_map": p.value_map,
+        "flops": roofline.flops(p),
+        "bytes_min": roofline.bytes_min(p),
     }
 
 
@@ -124,7 +137,6 @@ def _numerics(case: Case) -> dict[str, Any]:
     if found is None:
         return fields
     error, limit = found.worst_row_rel_err, case.limits["normal"]
-    rows_per_position = case.problem.batch_size * (case.problem.num_heads if case.problem.part == "core" else 1)
     return fields | {
         "worst_row_rel_err": error,
         "worst_row_limit": limit.worst_row,
@@ -136,8 +148,15 @@ def _numerics(case: Case) -> dict[str, Any]:
         "err_vs_floor": error / case.floor if case.floor else None,
         "err_vs_eager": error / case.eager_error if case.eager_error else None,
         "error_rows": found.rows,
-        "output_rows": rows_per_position * case.problem.q_len,
+        "output_rows": _output_rows(case.problem),
+        "output": case.output,
     }
+
+
+def _output_rows(problem: AnyProblem) -> int | None:
+    if isinstance(problem, ModelProblem):
+        return None
+    return problem.batch_size * problem.q_len * (problem.num_heads if problem.part == "core" else 1)
 
 
 def _stress(case: Case) -> dict[str, Any]:
@@ -160,7 +179,6 @@ def _latency(case: Case, lane: rounds.Lane) -> dict[str, Any]:
     samples = [ns for values in lane.samples.values() for ns in values]
     p90, p99 = stats.percentile(samples, 0.9), stats.percentile(samples, 0.99)
     seconds = found.mid / 1e9
-    gflops_per_s = roofline.flops(case.problem) / seconds / 1e9
     return {
         "latency_ms_median": found.mid / NS_PER_MS,
         "latency_ms_ci_low": found.low / NS_PER_MS,
@@ -171,10 +189,16 @@ def _latency(case: Case, lane: rounds.Lane) -> dict[str, Any]:
         "round_count": len(lane.medians),
         "stopped_by": lane.stopped_by or None,
         "latency_scope": "host",
-        "gflops_per_s": gflops_per_s,
-        "gbytes_per_s": roofline.bytes_min(case.problem) / seconds / 1e9,
-        "tokens_per_s": case.problem.batch_size * case.problem.q_len / seconds,
-        "flags": ["contended"] if lane.is_contended else [],
+        "flags": [*case.flags, *(["contended"] if lane.is_contended else [])],
+        **(_rates(case.problem, seconds) if isinstance(case.problem, Problem) else {}),
+    }
+
+
+def _rates(problem: Problem, seconds: float) -> dict[str, float]:
+    return {
+        "gflops_per_s": roofline.flops(problem) / seconds / 1e9,
+        "gbytes_per_s": roofline.bytes_min(problem) / seconds / 1e9,
+        "tokens_per_s": problem.batch_size * problem.q_len / seconds,
     }
 
 
@@ -192,21 +216,28 @@ def _ratio(bench: Bench, case: Case, baseline: Case | None) -> dict[str, Any]:
 
 def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
     """Why each empty cell of the promised columns is empty."""
-    reasons: dict[str, str] = {}
+    reasons = why_not_of_models(case.problem, fields)
     for column in COLUMNS:
-        if column in ("verdict", "fastest") or fields.get(column) is not None or column not in _WHY_EMPTY:
+        if (
+            column in ("verdict", "fastest")
+            or fields.get(column) is not None
+            or column not in WHY_EMPTY
+            or column in reasons
+        ):
             continue
-        reason = _WHY_EMPTY[column]
-        if case.status != "ok" and column in _NEEDS_OK:
+        reason = WHY_EMPTY[column]
+        if case.status != "ok" and column in NEEDS_OK:
             reason = f"status {case.status}"
         elif column in ("peak_host_bytes", "kept_host_bytes") and case.memory_reason:
             reason = case.memory_reason
         elif column.startswith("speedup"):
             reason = _why_no_ratio(case)
-        elif reason == _TORCH_ONLY and case.arm.exporter != TORCH:
+        elif reason == TORCH_ONLY and case.arm.exporter != TORCH:
             reason = "no file was written"
         elif column == "first_logit_scale_outside" and not case.stress:
             reason = case.stress_reason
+        elif column in NUMERICS and case.numerics_reason:
+            reason = case.numerics_reason
         reason = case.determinism_reasons.get(column, reason)
         reasons[column] = reason
     return reasons
@@ -216,55 +247,3 @@ def _why_no_ratio(case: Case) -> str:
     if case.arm.label == "" or case.lane is None:
         return "not timed"
     return "this is the baseline arm, or the baseline is not ok"
-
-
-_TORCH_ONLY = "torch runs the block itself: there is no file"
-_WHY_EMPTY = {
-    "opset": _TORCH_ONLY,
-    "runtime_version": "the runtime does not tell",
-    "device": "not loaded",
-    "device_name": "not loaded",
-    "threads": "the runtime does not tell",
-    "compute_precision": "not loaded",
-    "attention_kernel": "not loaded",
-    "kernel_evidence": "the kernel is unknown",
-    "latency_ms_median": "not timed",
-    "latency_ms_ci_low": "not timed",
-    "latency_ms_ci_high": "not timed",
-    "latency_ms_p90": "needs 64 samples",
-    "latency_ms_p99": "needs 662 samples",
-    "sample_count": "not timed",
-    "round_count": "not timed",
-    "stopped_by": "not timed",
-    "latency_scope": "not timed",
-    "speedup_vs_baseline": "",
-    "speedup_ci_low": "",
-    "speedup_ci_high": "",
-    "first_call_ms": "not measured",
-    "load_ms": "not measured",
-    "build_ms": "nothing is compiled ahead of the first call",
-    "export_ms": _TORCH_ONLY,
-    "peak_host_bytes": "not measured",
-    "kept_host_bytes": "not measured",
-    "peak_device_bytes": "runs on the CPU",
-    "planned_activation_bytes": "nothing is compiled for a device",
-    "artifact_bytes": _TORCH_ONLY,
-    "artifact_sha256": _TORCH_ONLY,
-    "worst_row_rel_err": "not checked",
-    "worst_row_limit": "not checked",
-    "rel_fro_err": "not checked",
-    "max_abs_err": "not checked",
-    "gain_err": "not checked",
-    "nan_count": "not checked",
-    "err_vs_floor": "not checked, or the floor is 0",
-    "err_vs_eager": "not checked, or torch eager is exact",
-    "bitwise_repeatable": "not checked",
-    "batch_invariant": "not checked",
-    "prefix_invariant": "not checked",
-    "first_logit_scale_outside": "inside the band at every scale tried",
-    "gflops_per_s": "not timed",
-    "peak_fraction": "not timed, or the machine peak of this dtype is not known",
-    "gbytes_per_s": "not timed",
-    "tokens_per_s": "not timed",
-}
-_NEEDS_OK = frozenset(c for c, why in _WHY_EMPTY.items() if why not in (_TORCH_ONLY,) and "device" not in c)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from attnbench import __version__, plugins
 from attnbench.errors import AttnbenchError, InputError, RecordsError
 from attnbench.interfaces import Probe
 from attnbench.measure import environment, memory
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
 from attnbench.sweep import grid, runtime_options
@@ -38,12 +39,14 @@ class Prepared:
 
     sweep: Sweep
     plan: Plan
-    problems: list[Problem]
+    problems: Sequence[AnyProblem]
     arms: list[Arm]
     runtime_probes: dict[str, Probe]
     exporter_probes: dict[str, Probe]
     started_s: float  # monotonic; the time budget counts from here
-    refined: list[Problem] = field(default_factory=list)  # that --refine added before the run was interrupted
+    refined: list[AnyProblem] = field(default_factory=list)  # that --refine added before the run was interrupted
+    make_bench: Callable[..., Bench] = Bench
+    model: Mapping[str, Any] | None = None  # for the manifest: the model of the user that is run
 
     @property
     def has_extras(self) -> bool:
@@ -60,13 +63,24 @@ def prepare(sweep: Sweep) -> Prepared:
     started_s = time.monotonic()
     for name in sweep.exporters:
         plugins.find("exporter", name)
+    exporter_probes = plugins.probe_all("exporter", sweep.exporters or grid.DEFAULT_EXPORTERS)
+    return prepare_arms(sweep, grid.problems(sweep), exporter_probes, started_s)
+
+
+def prepare_arms(
+    sweep: Sweep, problems: Sequence[AnyProblem], exporter_probes: dict[str, Probe], started_s: float
+) -> Prepared:
+    """Ask the runtimes, form the arms, predict.
+
+    Raises:
+        InputError: as `prepare`.
+    """
     runtimes = grid.selected_runtimes(sweep)
     for name in runtimes:
         plugins.find("runtime", name)
     installed = list(plugins.runtimes())
     # Any installed runtime may verify an artifact, so all selected ones are asked; the others only by `doctor`.
     runtime_probes = plugins.probe_all("runtime", [n for n in runtimes if n in installed])
-    exporter_probes = plugins.probe_all("exporter", sweep.exporters or grid.DEFAULT_EXPORTERS)
     takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
     runtime_options.check(sweep.options, runtime_probes)
     arms = grid.arms(sweep, takes)
@@ -81,7 +95,6 @@ def prepare(sweep: Sweep) -> Prepared:
             raise InputError(
                 f"required arm or runtime {name!r} is not in the sweep: {', '.join(known)}{grid.nearest(name, known)}"
             )
-    problems = grid.problems(sweep)
     threads = sweep.threads or environment.default_threads()
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes())
     return Prepared(
@@ -116,7 +129,7 @@ def run(
     }
     interrupted = False
     with ForkServers(env) as servers, _terminate_is_interrupt():
-        bench = Bench(
+        bench = prepared.make_bench(
             sweep=prepared.sweep, threads=prepared.plan.threads, arms=prepared.arms,
             runtime_probes=prepared.runtime_probes, exporter_probes=prepared.exporter_probes,
             run_dir=run_dir, servers=servers, run_id=manifest["run_id"], peaks=dict(manifest["machine_peak"]),
@@ -165,7 +178,9 @@ def _terminate_is_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[Problem], progress: Progress) -> None:
+def _measure_machine(
+    bench: Bench, manifest: dict[str, Any], problems: Sequence[AnyProblem], progress: Progress
+) -> None:
     """The harness's own cost by the null runtime, and the machine peak of every dtype."""
     for kind, probes in (("runtime", bench.runtime_probes), ("exporter", bench.exporter_probes)):
         for name, probe in probes.items():
@@ -173,7 +188,9 @@ def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[
                 bench.server(kind, name)  # type: ignore[arg-type]  # starts importing while the rest goes on
     progress.say("harness overhead")
     try:
-        manifest["harness_ns"], manifest["environment"]["timing_allocator"] = _harness_ns(bench, problems[0])
+        manifest["harness_ns"], manifest["environment"]["timing_allocator"] = _harness_ns(
+            bench, _harness_problem(problems)
+        )
     except AttnbenchError as err:
         manifest["notices"].append(f"the harness's own cost was not measured: {err}")
     progress.say("machine peak")
@@ -183,6 +200,11 @@ def _measure_machine(bench: Bench, manifest: dict[str, Any], problems: Sequence[
     if manifest["machine_bandwidth"] is None:
         manifest["notices"].append("the memory bandwidth was not measured: logs/machine-bandwidth.log says why")
     bench.run_dir.write_manifest(manifest)
+
+
+def _harness_problem(problems: Sequence[AnyProblem]) -> Problem:
+    """What the null runtime is given: attention, where the run is of a model a small one."""
+    return problems[0] if isinstance(problems[0], Problem) else Problem.make(seq_len=128)
 
 
 def _harness_ns(bench: Bench, problem: Problem) -> tuple[float, str]:
@@ -221,6 +243,7 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
         "finished_at_utc": None,
         "interrupted": False,
         "sweep": prepared.sweep.model_dump(mode="json"),
+        "model": None if prepared.model is None else dict(prepared.model),
         "threads": prepared.plan.threads,
         "seed": prepared.sweep.seed,
         "baseline_arm": prepared.sweep.baseline,
@@ -281,6 +304,18 @@ def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     Raises:
         RecordsError: not a run directory, of another version, or of other library versions or another machine.
     """
+    run_dir, manifest, sweep = reopen(path, time_budget_s=time_budget_s)
+    prepared = prepare(sweep)
+    prepared.refined = [Problem.from_dict(fields) for fields in manifest.get("refined", [])]
+    return run_dir, prepared
+
+
+def reopen(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirectory, dict[str, Any], Sweep]:
+    """An interrupted run's directory, manifest and sweep.
+
+    Raises:
+        RecordsError: as `resume`.
+    """
     run_dir = RunDirectory.open(path)
     manifest = run_dir.read_manifest()
     fields: Mapping[str, Any] = manifest["sweep"]
@@ -300,6 +335,4 @@ def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     if changed:
         name, (old, new) = next(iter(changed.items()))
         raise RecordsError(f"{str(path)!r} ran with {name} {old}, installed is {new}: start a new run")
-    prepared = prepare(sweep)
-    prepared.refined = [Problem.from_dict(fields) for fields in manifest.get("refined", [])]
-    return run_dir, prepared
+    return run_dir, manifest, sweep

@@ -11,9 +11,9 @@ from attnbench.interfaces import Artifact
 from attnbench.measure import environment
 from attnbench.problem import Problem
 from attnbench.sweep import grid
+from attnbench.sweep.artifacts import artifact_from_dict
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.rundir import FOLDERS, RunDirectory
-from attnbench.sweep.tasks import artifact_from_dict
 from attnbench.sweep.workers import ForkServers
 
 

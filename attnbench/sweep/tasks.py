@@ -1,24 +1,28 @@
 """What a worker can be asked to do. Every answer is JSON; arrays stay in the worker or in files of the run."""
 
 import gc
-import hashlib
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from attnbench import plugins
-from attnbench.errors import AttnbenchError, ExportError, NotRunError, PluginError, ReadBackError, UnsupportedError
+from attnbench.errors import ExportError, PluginError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
-from attnbench.interfaces import Array, Artifact, Exporter, Facts, Runtime, Session, Settings, Support, numpy_dtype
-from attnbench.measure import allocator, caches, determinism, memory, numerics, roofline, timing
+from attnbench.interfaces import Artifact, Exporter, Facts, ModelSession, Runtime, Session, Settings, Support
+from attnbench.measure import allocator, determinism, memory, roofline, timing
+from attnbench.model_problem import AnyProblem, ModelProblem, problem_from_dict
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
+from attnbench.sweep import judging, model_runs
+from attnbench.sweep.artifacts import artifact_as_dict, artifact_from_dict, written_opset
+from attnbench.sweep.judging import DishonestError
+from attnbench.sweep.model_runs import GivenInputs
 
 # Small sizes for the call before the memory baseline: lazy initialisation must not count as this T's memory.
 TINY_LEN = 8
@@ -35,21 +39,14 @@ _FACT_TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-class WrongOutputError(AttnbenchError):
-    """The output has another shape or dtype than the problem's, or a decode step gave a wrong cache."""
-
-
-class DishonestError(AttnbenchError):
-    """The timed call does not do the work: it was done ahead, or its result was remembered."""
-
-
 class Tasks:
     """The requests of one worker; holds at most one loaded session, released with `stack`."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._session: Session | None = None
+        self._session: Session | ModelSession | None = None
         self._call: Callable[[], object] | None = None
+        self._given: GivenInputs | None = None
         self._seed = 0
         self._is_slow_to_compile = False
 
@@ -79,25 +76,42 @@ class Tasks:
         artifact: dict[str, Any] | None,
         settings: dict[str, Any],
         purpose: str | None = None,
+        inputs: str | None = None,
     ) -> dict[str, Any]:
         """Load what is needed to run the problem; {"load_ms": ..., "allocator": what was set for the purpose}.
 
         purpose: "time" or "memory", if that will be measured.
+        inputs: of a model, a .npz whose arrays are bound instead of drawn ones.
 
         Raises:
             UnsupportedError: the runtime says that it cannot.
         """
         plugin: Runtime = plugins.load_runtime(runtime)
-        target, file = Problem.from_dict(problem), artifact_from_dict(artifact)
+        target, file = problem_from_dict(problem), artifact_from_dict(artifact)
         wanted = Settings(**settings)
-        _require(plugin.supports(target, file))
+        opened = self._opening(plugin, target, file, wanted)
+        self._given = GivenInputs(Path(inputs), wanted.seed) if inputs is not None else None
         self._seed, self._is_slow_to_compile = wanted.seed, plugin.opt_in
         state = ""
         if purpose is not None:
             state = {"time": allocator.keep_heap, "memory": allocator.exact_heap}[purpose]()
         start = time.perf_counter_ns()
-        self._session = self._stack.enter_context(plugin.load(target, file, wanted))
+        self._session = self._stack.enter_context(opened)
         return {"load_ms": (time.perf_counter_ns() - start) / 1e6, "allocator": state}
+
+    @staticmethod
+    def _opening(
+        plugin: Runtime, target: AnyProblem, file: Artifact | None, wanted: Settings
+    ) -> AbstractContextManager[Session | ModelSession]:
+        """What loads when it is entered."""
+        if isinstance(target, Problem):
+            _require(plugin.supports(target, file))
+            return plugin.load(target, file, wanted)
+        load_model = getattr(plugin, "load_model", None)
+        if load_model is None or file is None:
+            raise UnsupportedError(f"{plugin.name} runs the built-in attention only, no models of yours")
+        opened: AbstractContextManager[ModelSession] = load_model(target, file, wanted)
+        return opened
 
     def check(
         self,
@@ -106,66 +120,53 @@ class Tasks:
         input_class: str,
         reference: str,
         rows: list[int] | None,
+        limits: dict[str, Any] | None = None,
         seed: int | None = None,
     ) -> dict[str, Any]:
-        """One call on inputs of a class, judged by the reference file; {"agreement": ..., "first_call_ns": ...}.
+        """One call on inputs of a class, judged by the reference file; {"agreement", "output", "first_call_ns"}.
 
-        The inputs stay bound for the timing.
+        The inputs stay bound for the timing. limits: of a model, by output.
 
         Raises:
             DishonestError: the output was right before the call.
             WrongOutputError: another shape or dtype than the problem's, or a wrong cache.
         """
-        target = Problem.from_dict(problem)
-        expected = np.load(reference, mmap_mode="r")
+        assert self._session is not None
+        target = problem_from_dict(problem)
         seed = self._seed if seed is None else seed
+        inputs = judging.Bound(target=target, input_class=input_class, seed=seed, weights_seed=self._seed)
+        judged_by = judging.make_judge(self._session, inputs, reference, rows, limits)
         self._call = self._bind(target, input_class, seed)
-        self._refuse_early_output(target, expected, rows)
+        judging.refuse_early_output(judged_by)
         start = time.perf_counter_ns()
         self._call()
         first_call_ns = time.perf_counter_ns() - start
-        agreement = numerics.compare(self._output(target, rows), expected)
-        self._refuse_wrong_cache(target, input_class, seed)
+        found = judged_by.answer()
         gc.collect()
-        return {"agreement": asdict(agreement), "first_call_ns": first_call_ns}
+        return {**found, "first_call_ns": first_call_ns}
 
-    def _bind(self, target: Problem, input_class: str, seed: int) -> Callable[[], object]:
+    def _bind(self, target: AnyProblem, input_class: str, seed: int) -> Callable[[], object]:
         assert self._session is not None
-        inputs = make_inputs(target, seed=seed, input_class=input_class)
+        if self._given is not None and isinstance(target, ModelProblem):
+            inputs = self._given.arrays(target, seed)
+        else:
+            inputs = make_inputs(target, seed=seed, input_class=input_class)
         call = self._session.bind(inputs)
         for array in inputs.values():  # a session that kept a view instead of a copy computes rubbish from here on
             array.fill(0)
         return call
 
-    def _output(self, target: Problem, rows: list[int] | None) -> Array:
-        assert self._session is not None
-        output = self._session.outputs()
-        shape = target.output_shape()
-        if output.shape != shape:
-            raise WrongOutputError(f"the output has shape {output.shape}, the problem's is {shape}")
-        if output.dtype != numpy_dtype(target.dtype):
-            raise WrongOutputError(f"the output is {output.dtype}, the problem's dtype is {target.dtype}")
-        return output if rows is None else output[..., rows, :]
+    def run_model(self, *, problem: dict[str, Any], path: str) -> dict[str, Any]:
+        """One call of a loaded model; its outputs as a reference for others (see `model_runs.write_reference`)."""
+        target = problem_from_dict(problem)
+        assert isinstance(target, ModelProblem)
+        self._bind(target, "normal", self._seed)()
+        return model_runs.write_reference(cast(ModelSession, self._session), target, Path(path))
 
-    def _refuse_wrong_cache(self, target: Problem, input_class: str, seed: int) -> None:
-        assert self._session is not None
-        if target.variant == "decode":
-            inputs = make_inputs(target, seed=seed, input_class=input_class)
-            fault = caches.session_fault(self._session, target, inputs, seed=self._seed)
-            if fault:
-                raise WrongOutputError(fault)
-
-    def _refuse_early_output(self, target: Problem, expected: Array, rows: list[int] | None) -> None:
-        try:
-            early = self._output(target, rows)
-        except NotRunError:
-            return
-        agreement = numerics.compare(early, expected)
-        if agreement.worst_row_rel_err < 0.05:
-            raise DishonestError(
-                "the output was right before the timed call ran: bind() or outputs() does the work; "
-                "compute in the call that bind() returns"
-            )
+    def save_outputs(self, *, path: str) -> dict[str, Any]:
+        """Write the outputs of a model's last call as a .npz; {}."""
+        model_runs.save_outputs(cast(ModelSession, self._session), Path(path))
+        return {}
 
     def determinism(self, *, problem: dict[str, Any]) -> dict[str, Any]:
         """Same bits for the same question? {"answers": property -> yes, no or None, "reasons": why None}."""
@@ -174,7 +175,8 @@ class Tasks:
             reason = "compiled for each shape, which takes seconds: not asked"
             names = determinism.PROPERTIES
             return {"answers": dict.fromkeys(names), "reasons": dict.fromkeys(names, reason)}
-        return asdict(determinism.ask_session(self._session, Problem.from_dict(problem), seed=self._seed))
+        session = cast(Session, self._session)
+        return asdict(determinism.ask_session(session, Problem.from_dict(problem), seed=self._seed))
 
     def ping(self) -> dict[str, Any]:
         """Answer at once."""
@@ -182,7 +184,7 @@ class Tasks:
 
     def bind(self, *, problem: dict[str, Any], repeat: int = 1) -> dict[str, Any]:
         """Bind inputs of the normal class without judging anything; the call to time runs `repeat` times."""
-        call = self._bind(Problem.from_dict(problem), "normal", self._seed)
+        call = self._bind(problem_from_dict(problem), "normal", self._seed)
 
         def repeated() -> None:
             for _ in range(repeat):
@@ -222,16 +224,23 @@ class Tasks:
         assert self._call is not None
         return asdict(timing.visit(self._call, drop=drop, keep=keep))
 
-    def recheck(self, *, problem: dict[str, Any], reference: str, rows: list[int] | None) -> dict[str, Any]:
-        """Whether the last timed call still computed what it should; {"agreement": ...}.
+    def recheck(
+        self,
+        *,
+        problem: dict[str, Any],
+        reference: str,
+        rows: list[int] | None,
+        limits: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Whether the last timed call still computed what it should; {"agreement": ..., "output": ...}.
 
         Raises:
             WrongOutputError: another shape or dtype than the problem's, or a wrong cache.
         """
-        target = Problem.from_dict(problem)
-        agreement = numerics.compare(self._output(target, rows), np.load(reference, mmap_mode="r"))
-        self._refuse_wrong_cache(target, "normal", self._seed)
-        return {"agreement": asdict(agreement)}
+        assert self._session is not None
+        target = problem_from_dict(problem)
+        inputs = judging.Bound(target=target, input_class="normal", seed=self._seed, weights_seed=self._seed)
+        return judging.make_judge(self._session, inputs, reference, rows, limits).answer()
 
     def refuse_memoised(
         self, *, problem: dict[str, Any], median_ns: int, cpus: list[int] | None = None
@@ -243,7 +252,7 @@ class Tasks:
         Raises:
             DishonestError: calls on unseen inputs are over five times slower.
         """
-        target = Problem.from_dict(problem)
+        target = problem_from_dict(problem)
         if cpus is not None:
             timing.pin_to(cpus)
         unseen_ns = 0
@@ -274,7 +283,7 @@ class Tasks:
         from attnbench.sweep import probing
 
         assert self._session is not None
-        return probing.run_probe(self._session, Problem.from_dict(problem), fill, self._seed)
+        return probing.run_probe(cast(Session, self._session), Problem.from_dict(problem), fill, self._seed)
 
     def onnx_cases(self, *, folder: str) -> dict[str, Any]:
         """Write the cases of the onnx package for `Attention`; {"cases": name, opset and folder of each}."""
@@ -304,9 +313,9 @@ class Tasks:
 
     def measure_memory(self, *, problem: dict[str, Any], static_shape: bool = False) -> dict[str, Any]:
         """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
-        target = Problem.from_dict(problem)
+        target = problem_from_dict(problem)
         if not static_shape:
-            self._bind(determinism.shortened(target, TINY_LEN), "normal", self._seed)()
+            self._bind(_tiny(target), "normal", self._seed)()
         call = self._bind(target, "normal", self._seed)
         return asdict(memory.measure_peak(call))
 
@@ -324,6 +333,14 @@ class Tasks:
     def machine_bandwidth(self, *, threads: int, seconds: float) -> dict[str, Any]:
         """The most GB/s that copying in memory reaches here."""
         return {"gbytes_per_s": roofline.measure_bandwidth(threads, seconds), "by": "copy", "threads": threads}
+
+
+def _tiny(target: AnyProblem) -> AnyProblem:
+    """The problem at a length so short that what stays after a call is not this T's memory."""
+    if isinstance(target, Problem):
+        return determinism.shortened(target, TINY_LEN)
+    assert target.bound is not None
+    return target.at({target.bound: min(TINY_LEN, target.sizes[target.bound])})
 
 
 def facts_as_dict(facts: Facts) -> dict[str, Any]:
@@ -358,35 +375,3 @@ def _require(support: object) -> None:
         raise PluginError(f"supports() gave {support!r} instead of an attnbench.interfaces.Support")
     if not support.ok:
         raise UnsupportedError(support.reason or "the plug-in gives no reason")
-
-
-def written_opset(path: Path) -> int | None:
-    """The opset of the default domain that a file declares; None: it declares none."""
-    import onnx
-
-    model = onnx.load(path, load_external_data=False)
-    return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), None)
-
-
-def artifact_as_dict(artifact: Artifact) -> dict[str, Any]:
-    """The artifact as JSON, with the sha256 of the file as it is on disk.
-
-    Raises:
-        AttnbenchError: the exporter's sha256 is not that of the file, or the file is larger than it says.
-    """
-    found = hashlib.sha256(artifact.path.read_bytes()).hexdigest()
-    if artifact.sha256 != found:
-        raise AttnbenchError(f"exporter {artifact.exporter} says sha256 {artifact.sha256}, the file has {found}")
-    size_bytes = artifact.path.stat().st_size
-    if type(artifact.size_bytes) is not int or artifact.size_bytes < size_bytes:
-        raise AttnbenchError(
-            f"exporter {artifact.exporter} says {artifact.size_bytes} bytes, the file has {size_bytes}"
-        )
-    return {**asdict(artifact), "path": str(artifact.path), "problem": artifact.problem.as_dict()}
-
-
-def artifact_from_dict(fields: dict[str, Any] | None) -> Artifact | None:
-    """The inverse of `artifact_as_dict`; None stays None."""
-    if fields is None:
-        return None
-    return Artifact(**{**fields, "path": Path(fields["path"]), "problem": Problem.from_dict(fields["problem"])})

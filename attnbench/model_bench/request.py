@@ -1,0 +1,83 @@
+"""What a user asks of a bench of their own model, as the manifest keeps it."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from attnbench.errors import InputError, UnavailableError, UnsupportedError
+
+
+class ModelRequest(BaseModel):
+    """Which model, at which sizes, with which inputs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    onnx: Path | None = None
+    module: str | None = None  # package.module:Class
+    inputs: Path | None = None  # of a module: inputs.toml
+    bind: dict[str, str] = {}  # free dim -> T, T/2, ...
+    sizes: dict[str, tuple[int, ...]] = {}  # free dim -> sizes to run at
+    shapes: dict[str, tuple[int, ...]] = {}  # input -> its shape
+    seq_lens: tuple[int, ...] = ()  # empty: the usual ones
+    load_inputs: Path | None = None
+    save_outputs: Path | None = None
+
+    @model_validator(mode="after")
+    def _names_one_model(self) -> "ModelRequest":
+        if (self.onnx is None) == (self.module is None):
+            raise ValueError("name one model: onnx=FILE, or module=PKG.MODULE:CLASS with inputs=FILE")
+        if (self.module is None) != (self.inputs is None):
+            raise ValueError("module and inputs go together: inputs is the TOML file of what the module takes")
+        return self
+
+    @property
+    def kind(self) -> Literal["onnx", "module"]:
+        """What the model is."""
+        return "onnx" if self.module is None else "module"
+
+
+def is_asked(given: dict[str, Any]) -> bool:
+    """Is one of the arguments about a model of the user?"""
+    return any(given.get(name) for name in (*ModelRequest.model_fields, "engine") if name != "seq_lens")
+
+
+def make_request(given: dict[str, Any]) -> ModelRequest:
+    """The request of the arguments of `api.bench`, without those that are None.
+
+    Raises:
+        InputError: they contradict each other.
+        UnavailableError: an engine of TensorRT is asked for, and TensorRT is not installed.
+        UnsupportedError: an engine of TensorRT is asked for, and it is.
+    """
+    from pydantic import ValidationError
+
+    if (engine := given.get("engine")) is not None:
+        refuse_engine(Path(engine))
+    fields = {name: given[name] for name in ModelRequest.model_fields if given.get(name) is not None}
+    fields["sizes"] = {dim: (at,) if isinstance(at, int) else tuple(at) for dim, at in fields.get("sizes", {}).items()}
+    try:
+        return ModelRequest.model_validate(fields)
+    except ValidationError as err:
+        first = err.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from err
+
+
+def refuse_engine(path: Path) -> None:
+    """Engines are run by TensorRT, on the GPU for which they were compiled.
+
+    Raises:
+        UnavailableError: TensorRT is not installed.
+        UnsupportedError: it is; no runtime of attnbench opens engines.
+    """
+    if importlib.util.find_spec("tensorrt") is None:
+        raise UnavailableError(
+            f"--engine {str(path)!r} needs TensorRT and an NVIDIA GPU, and the package tensorrt is not installed; "
+            "bench the ONNX file that it was compiled from with --onnx"
+        )
+    raise UnsupportedError(
+        f"--engine {str(path)!r}: no runtime of attnbench opens engines of TensorRT; bench the ONNX file that it was "
+        "compiled from with --onnx, and the engine with trtexec --loadEngine"
+    )
