@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import attnbench
-from attnbench.deploy import place, recipes, triton, verify_bundle, verify_runtimes
+from attnbench.deploy import place, recipes, triton, verify_begin, verify_bundle, verify_runtimes
 from attnbench.deploy.golden import ranges_of
 from attnbench.deploy.manifest import (
     MANIFEST,
@@ -354,8 +354,10 @@ def _finish(source: Source, target: Target, proof: _Proof, folder: Path) -> Bund
 
 
 def verifier() -> str:
-    """The text of verify.py: its two modules as one file, which needs nothing of attnbench."""
-    runtimes, bundle = (inspect.getsource(m) for m in (verify_runtimes, verify_bundle))
+    """The text of verify.py: its modules as one file, which needs nothing of attnbench."""
+    begin, runtimes, bundle = (inspect.getsource(m) for m in (verify_begin, verify_runtimes, verify_bundle))
     joined, count = _IMPORT.subn(lambda _: f"\n{runtimes}\n\n", bundle)
     assert count == 1
-    return joined
+    head, first, rest = joined.partition("import argparse\n")
+    assert first
+    return f"{head}{begin}\n\nbegin(__file__)\n\n{first}{rest}"
