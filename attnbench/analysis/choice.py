@@ -16,6 +16,7 @@ from attnbench.analysis.groups import Facet, Panel, latency_interval, latency_ms
 from attnbench.analysis.laws import Estimate, Law
 from attnbench.analysis.profiles import Partition, partitions
 from attnbench.analysis.workload import Requests
+from attnbench.errors import InputError
 from attnbench.records import Record, known_size
 
 
@@ -156,6 +157,11 @@ def advise(
         rounds: block medians of the cases, for what is a toss-up.
         laws: panel number -> arm -> laws, where they were fitted already.
     """
+    if (model := next((p.facet.model for p in panels if p.facet.model is not None), None)) is not None:
+        raise InputError(
+            f"advise answers for the built-in attention, and the run is of the model {model!r}; read its table of the "
+            "fastest at every size in report.html"
+        )
     families: dict[tuple[Facet, str], list[Panel]] = {}
     for panel in (p for p in panels if p.x_name == "q_len" or p.records[0].variant == "decode"):
         key = (replace(panel.facet, dtype="", batch_size=0), panel.title())

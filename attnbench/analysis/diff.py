@@ -145,8 +145,9 @@ def diff(old: Side, new: Side) -> Diff:
 
 def _order(r: Record) -> tuple[Any, ...]:
     variant = (VARIANTS.index(r.variant) if r.variant in VARIANTS else len(VARIANTS), r.variant)
-    return (r.part, r.dtype, r.batch_size, r.num_heads, r.head_dim, variant, r.mask, r.q_len, r.kv_len, r.arm,
-            r.case_id)  # fmt: skip
+    sizes = (r.batch_size or 0, r.num_heads or 0, r.head_dim or 0)
+    lengths = (r.q_len or 0, r.kv_len or 0)
+    return (r.part, r.model or "", r.dtype, sizes, variant, r.mask or "", lengths, r.arm, r.case_id)
 
 
 def _aa(rows: Iterable[Record]) -> list[float]:

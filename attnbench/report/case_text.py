@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attnbench.analysis.groups import peak_bytes
-from attnbench.analysis.lookup import problem_of
+from attnbench.analysis.groups import judge_of, peak_bytes
+from attnbench.analysis.lookup import label_of, problem_of
 from attnbench.records import Record
 from attnbench.report import text
 from attnbench.report.stress_text import stress_sentence
@@ -24,6 +24,9 @@ _VERDICTS = {
     "same": "the interval lies between {below:.3f} and {above:.3f}: the same",
     "ambiguous": "the interval reaches across a limit ({below:.3f} or {above:.3f}), so nobody wins: ambiguous",
 }  # fmt: skip
+
+
+GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
 
 
 class Gate(NamedTuple):
@@ -56,10 +59,11 @@ def gates(r: Record) -> list[Gate]:
 def case_paragraphs(r: Record, manifest: Mapping[str, Any], run_name: str) -> list[tuple[str, str]]:
     """Heading and sentences, in the order in which people ask."""
     return [
-        ("What ran", " ".join(_what_ran(r))), ("Status", " ".join(_status(r))), ("Right", " ".join(_right(r))),
+        ("What ran", " ".join(_what_ran(r))), ("Status", " ".join(_status(r))),
+        ("Right" if judge_of([r]) is None else "Agrees", " ".join(_right(r))),
         ("Latency", " ".join(_latency(r))), ("Verdict", " ".join(_verdict(r, manifest))),
         ("Memory", " ".join(_memory(r))), ("Empty cells", "; ".join(empty_cells(r)) or "None."),
-        ("Reproduce", f"attnbench repro {run_name} {r.case_id}"),
+        *([("Reproduce", f"attnbench repro {run_name} {r.case_id}")] if r.model is None else []),
     ]  # fmt: skip
 
 
@@ -67,7 +71,8 @@ def case_text(r: Record, manifest: Mapping[str, Any], run_name: str, *, width: i
     """The paragraphs for a terminal."""
     import textwrap
 
-    title = f"{text.printable(r.arm)}, {problem_of(r).label()}, {r.num_heads} heads of {r.head_dim}: case {r.case_id}"
+    heads = f", {r.num_heads} heads of {r.head_dim}" if r.model is None else ""
+    title = f"{text.printable(r.arm)}, {text.printable(label_of(r))}{heads}: case {r.case_id}"
     lines = textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
     for heading, words in case_paragraphs(r, manifest, text.printable(run_name)):
         filled = textwrap.fill(text.printable(words), width - 13, break_long_words=False, break_on_hyphens=False)
@@ -78,13 +83,15 @@ def case_text(r: Record, manifest: Mapping[str, Any], run_name: str, *, width: i
 def _what_ran(r: Record) -> Iterator[str]:
     version = f" {r.runtime_version}" if r.runtime_version else ""
     if r.exporter == "torch":
-        yield f"{r.runtime} of torch{version} ran the block itself, without a file."
+        what = "block" if r.model is None else "module"
+        yield f"{r.runtime} of torch{version} ran the {what} itself, without a file."
     elif r.artifact_sha256 is None:
         yield f"{r.runtime}{version} was to take a file of {r.exporter}; there is none."
     else:
         opset = "" if r.opset is None else f", opset {r.opset}"
         kept = f"{text.fmt_bytes(r.artifact_bytes)}, sha256 {r.artifact_sha256[:12]}..."
-        yield f"{r.runtime}{version} took the file of {r.exporter}{opset}, {kept}."
+        file = "the file as it was given" if r.exporter == GIVEN else f"the file of {r.exporter}"
+        yield f"{r.runtime}{version} took {file}{opset}, {kept}."
         if r.artifact_verified:
             yield f"The file itself was tried: {r.artifact_verified}."
     if r.device is None:
@@ -92,6 +99,8 @@ def _what_ran(r: Record) -> Iterator[str]:
         return
     threads = "an unknown number of threads" if r.threads is None else text.fmt_count(r.threads, "thread")
     yield f"On {r.device} ({r.device_name}), {threads}, products in {r.compute_precision or 'unknown precision'}."
+    if r.model is not None and r.attention_kernel in (None, "unknown"):
+        return
     if r.attention_kernel in (None, "unknown"):
         yield "Which attention kernel ran is unknown: the runtime does not tell."
     else:
@@ -107,6 +116,8 @@ def _status(r: Record) -> Iterator[str]:
 
 
 def _right(r: Record) -> Iterator[str]:
+    if (judge := judge_of([r])) is not None:
+        yield f"Compared with {judge}, whose own answer was not judged."
     found = gates(r)
     if not found:
         yield f"Not checked: {r.empty_reasons.get('worst_row_rel_err') or r.reason or r.status}."
@@ -181,8 +192,8 @@ def _memory(r: Record) -> Iterator[str]:
     if peak is None:
         yield f"Not measured: {r.empty_reasons.get('peak_host_bytes') or r.reason or r.status}."
         return
-    matrices = peak / problem_of(r).score_bytes()
-    yield f"Peak {text.fmt_bytes(peak)} above the loaded and bound model, {text.fmt_number(matrices)} score matrices."
+    matrices = f", {text.fmt_number(peak / problem_of(r).score_bytes())} score matrices" if r.model is None else ""
+    yield f"Peak {text.fmt_bytes(peak)} above the loaded and bound model{matrices}."
     if r.kept_host_bytes is not None:
         yield f"{text.fmt_bytes(r.kept_host_bytes)} of it stayed after the calls."
     if r.load_ms is not None and r.first_call_ms is not None:
@@ -201,7 +212,7 @@ def as_dict(r: Record, manifest: Mapping[str, Any], run_name: str) -> dict[str, 
     """The same for scripts."""
     sentences: Sequence[tuple[str, str]] = case_paragraphs(r, manifest, run_name)
     return {
-        "case_id": r.case_id, "arm": r.arm, "status": r.status, "problem": problem_of(r).as_dict(),
+        "case_id": r.case_id, "arm": r.arm, "status": r.status, "problem": _problem(r),
         "gates": [
             {"name": gate.name, "measured": _json_number(gate.measured), "allowed": gate.allowed,
              "used": _json_number(gate.used)}
@@ -209,6 +220,12 @@ def as_dict(r: Record, manifest: Mapping[str, Any], run_name: str) -> dict[str, 
         ],
         "sentences": dict(sentences), "empty_reasons": r.empty_reasons,
     }  # fmt: skip
+
+
+def _problem(r: Record) -> dict[str, Any]:
+    if r.model is None:
+        return problem_of(r).as_dict()
+    return {"model": r.model, "sizes": r.sizes, "bound": r.bound, "dtype": r.dtype}
 
 
 def _json_number(value: float) -> float | str:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from attnbench.analysis.diff import CATEGORIES, Apart, Compared, Diff, Finding, Side
+from attnbench.analysis.groups import judge_of
 from attnbench.measure.statistics import MIN_EXACT_ROUNDS
 from attnbench.records import Record
 from attnbench.report.findings import flat_text, machine_facts
@@ -76,6 +77,8 @@ def _words(case: Compared, finding: Finding) -> tuple[Any, ...]:
     """The fields of a line but for its place."""
     old, new = _values(finding)
     label = _LABELS[finding.category, finding.direction]
+    if finding.category == "mismatch" and judge_of([case.old, case.new]) is not None:
+        label = "differs now" if finding.direction == "worse" else "agrees again"
     if finding.column.startswith("facts."):
         label = f"other {printable(finding.column.removeprefix('facts.'))}"
     return (label, finding.category, finding.is_adverse, finding.direction, printable(case.new.arm), old, new,
@@ -132,12 +135,16 @@ def _varying(records: Iterable[Record]) -> list[str]:
                "value_map")  # fmt: skip
     varying = [column for column in columns if len({getattr(r, column) for r in rows}) > 1]
     masks = {(r.variant, r.mask) for r in rows}
+    varying += ["model"] if len({r.model for r in rows}) > 1 else []
     return varying + (["mask"] if len(masks) > len({variant for variant, _ in masks}) else [])
 
 
 def _where(r: Record, varying: Sequence[str]) -> tuple[str, str]:
     """`core, fp16, batch_size 8, causal` with only what differs within the comparison, and the length."""
     words = [f"{name} {value}" if not isinstance(value := getattr(r, name), str) else value for name in varying]
+    if r.model is not None:
+        others = [f"{dim}={size}" for dim, size in r.sizes.items() if dim != r.bound]
+        return printable(", ".join([r.model, *others])), "-" if r.q_len is None else f"{r.q_len}"
     length = f"{r.q_len}" if r.kv_len == r.q_len else f"{r.q_len} (kv_len {r.kv_len})"
     return printable(", ".join([*words, r.variant])), length
 
@@ -365,7 +372,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _identity(r: Record) -> dict[str, Any]:
     keys = ("case_id", "arm", "part", "variant", "mask", "dtype", "batch_size", "num_heads", "num_kv_heads",
-            "head_dim", "q_len", "kv_len")  # fmt: skip
+            "head_dim", "q_len", "kv_len", "model", "sizes")  # fmt: skip
     return {key: getattr(r, key) for key in keys}
 
 

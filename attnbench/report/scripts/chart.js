@@ -150,7 +150,7 @@ page.chart = (() => {
       pad = (most - least) * 0.04 || most * 0.1;
     return {
       type: isLog ? "log" : "linear",
-      title: { text: `${label} (tokens)`, standoff: 6 },
+      title: { text: ["T", "kv_len"].includes(label) ? `${label} (tokens)` : literal(label), standoff: 6 },
       tickvals: kept,
       ticktext: kept && kept.map((x) => (x >= 1024 && x % 1024 === 0 ? `${x / 1024}k` : String(x))),
       range: isLog ? [Math.log10(least / 1.12), Math.log10(most * 1.12)] : [Math.min(0, least), most + pad],
