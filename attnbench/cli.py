@@ -18,6 +18,7 @@ from attnbench import (
     cli_convert,
     cli_deploy,
     cli_explain,
+    cli_model,
     cli_repro,
     cli_runs,
     flags,
@@ -137,6 +138,15 @@ def bench(
     options: Annotated[
         Lists, listed("--options", "--option", help="Of a runtime: torch-sdpa:backend=math.", default="none")
     ] = None,
+    onnx: cli_model.Onnx = None,
+    module: cli_model.Module = None,
+    inputs: cli_model.Inputs = None,
+    engine: cli_model.Engine = None,
+    bind: cli_model.Bind = None,
+    set_sizes: cli_model.Set = None,
+    shapes: cli_model.Shapes = None,
+    load_inputs: cli_model.LoadInputs = None,
+    save_outputs: cli_model.SaveOutputs = None,
     baseline: Annotated[
         str | None, single("--baseline", help="Arm to compare with.", metavar="ARM", default="torch-sdpa")
     ] = None,
@@ -175,8 +185,11 @@ def bench(
     """Compare runtimes over T: right, fast and small at which T. The main job.
 
     What no flag says comes from SWEEP; the defaults below are those of SWEEP default.
+
+    With --onnx or --module a model of yours is compared: --bind and --set size its free dims.
     """
-    arguments = flags.bench_arguments(context.params)
+    is_model = cli_model.is_asked(context.params)
+    arguments = (cli_model.arguments if is_model else flags.bench_arguments)(context.params)
     files = cli_ci.parse(context.params, run_dir=arguments.get("out"))
     from attnbench import api, terminal
 

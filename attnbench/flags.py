@@ -184,7 +184,7 @@ def parse_out(flag: str, text: str | None) -> Path | None:
     """
     if text is None:
         return None
-    path = _path(flag, text)
+    path = parse_path(flag, text)
     if path.exists() and not path.is_dir():
         raise InputError(f"{flag} must be a folder, but {text!r} is a file; name another folder")
     if (path / "manifest.json").exists():
@@ -201,7 +201,7 @@ def parse_bundle_out(flag: str, text: str) -> Path:
     Raises:
         InputError: a file, or a place that cannot be written to.
     """
-    path = _path(flag, text)
+    path = parse_path(flag, text)
     if path.exists() and not path.is_dir():
         raise InputError(f"{flag} must be a folder for a bundle, but {text!r} is a file; name another folder")
     if not path.absolute().parent.is_dir():
@@ -222,7 +222,7 @@ def parse_file_out(flag: str, text: str, *, example: str = "attention.onnx", new
     Raises:
         InputError: it is a folder, or the place cannot be written to.
     """
-    path = _path(flag, text)
+    path = parse_path(flag, text)
     if path.is_dir():
         raise InputError(f"{flag} must be a file, but {text!r} is a folder; name a file such as {example} in it")
     if path.exists() and not path.is_file():
@@ -241,7 +241,7 @@ def parse_run_dir(flag: str, text: str) -> Path:
     Raises:
         InputError: it is not.
     """
-    path = _path(flag, text)
+    path = parse_path(flag, text)
     if not path.is_dir():
         raise InputError(f"{flag} must be a run directory, got {text!r}; list them with: ls results/")
     if not (path / "manifest.json").is_file():
@@ -347,7 +347,7 @@ def _refuse_beside_resume(params: Mapping[str, Any]) -> None:
 
 
 def _spelled(key: str) -> str:
-    return "SWEEP" if key == "sweep" else "--" + key.replace("_", "-")
+    return {"sweep": "SWEEP", "set_sizes": "--set"}.get(key, "--" + key.replace("_", "-"))
 
 
 def _check_known(flag: str, value: str, known: Sequence[str]) -> None:
@@ -369,7 +369,12 @@ def _blame(flag: str, parse: Callable[[str], float], text: str) -> float:
         raise InputError(f"{flag}: {err}") from err
 
 
-def _path(flag: str, text: str) -> Path:
+def parse_path(flag: str, text: str) -> Path:
+    """A path that a name can have; nothing says that it is there.
+
+    Raises:
+        InputError: it cannot be one.
+    """
     if any(unicodedata.category(char) in ("Cc", "Zl", "Zp") for char in text):
         raise InputError(f"{flag} must be a path without line breaks or control characters, got {text!r}; rename it")
     if not text.strip():

@@ -17,6 +17,11 @@ def listed(*names: str, help: str, panel: str = WHAT, default: str = "") -> Any:
     return single(*names, help=help, metavar="A,B,...", panel=panel, default=default)
 
 
+def repeated(*names: str, help: str, metavar: str, panel: str) -> Any:
+    """A flag that is given once for each value."""
+    return single(*names, help=help, metavar=metavar, panel=panel)
+
+
 def single(*names: str, help: str, metavar: str, panel: str = HOW, default: str = "") -> Any:
     """A flag that takes one value; `default` is what holds without it, in words."""
     told = rf"{help} [dim]\[default: {default}][/dim]" if default else help
