@@ -149,6 +149,7 @@ def write_bundle(
     source.refuse()
     if with_triton:
         triton.require_backend(target)
+        triton.refuse_dtypes(tensor for tensors in source.tensors() for tensor in tensors)
     offered = recipes_to_try(source, target, recipe, say)
     with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
@@ -161,7 +162,7 @@ def write_bundle(
 def _with_triton(source: Source, target: Target, proof: _Proof, folder: Path) -> _Proof:
     """The proof with what was not proved: the model repository that is written here."""
     name = f"attention_{source.problem.variant}" if source.problem else str(source.module).rpartition(":")[2]
-    made = triton.write_repository(folder, target, proof.model, *source.tensors(), name)
+    made = triton.write_repository(folder, target, proof.model, *source.tensors(), ranges_of(proof.golden), name)
     detail = f"{made.relative_to(folder).as_posix()} is written by the documentation; no server was run"
     return replace(proof, checks=(*proof.checks, Check(name="Triton", result="not run", detail=detail)))
 
