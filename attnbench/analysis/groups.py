@@ -10,6 +10,7 @@ from attnbench.analysis.model_dims import Models
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import Record, known_size
 
+GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
 JUDGED_BY = "judged_by_"  # a flag of rows that an arm judged, its label behind it
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
 
@@ -142,10 +143,21 @@ def x_of(record: Record, x_name: str) -> int:
     return getattr(record, x_name) or 0
 
 
+def judges_of(records: Iterable[Record]) -> list[str]:
+    """The arms that rows were compared with for want of a truth, the usual one first; none: float64 judges.
+
+    By the rows' flags; of a file that only one arm ran it is that arm, else whichever would have run first.
+    """
+    rows = list(records)
+    flags = Counter(flag for r in rows for flag in r.flags if flag.startswith(JUDGED_BY))
+    if flags or not any(r.model is not None and r.exporter == GIVEN for r in rows):
+        return [flag.removeprefix(JUDGED_BY) for flag, _ in flags.most_common()]
+    return [next((r.arm for r in rows if r.status == "ok"), "the first arm that runs")]
+
+
 def judge_of(records: Iterable[Record]) -> str | None:
-    """The arm that rows were compared with, by their flags; None: no row was judged by an arm."""
-    flags = (flag for r in records for flag in r.flags if flag.startswith(JUDGED_BY))
-    return next((flag.removeprefix(JUDGED_BY) for flag in flags), None)
+    """The usual one of `judges_of`; None: float64 judges."""
+    return next(iter(judges_of(records)), None)
 
 
 def latency_ms(record: Record) -> float | None:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from attnbench.analysis.groups import judge_of, peak_bytes
+from attnbench.analysis.groups import GIVEN, judge_of, peak_bytes
 from attnbench.analysis.lookup import label_of, problem_of
 from attnbench.records import Record
 from attnbench.report import text
@@ -24,9 +24,6 @@ _VERDICTS = {
     "same": "the interval lies between {below:.3f} and {above:.3f}: the same",
     "ambiguous": "the interval reaches across a limit ({below:.3f} or {above:.3f}), so nobody wins: ambiguous",
 }  # fmt: skip
-
-
-GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
 
 
 class Gate(NamedTuple):
@@ -116,7 +113,7 @@ def _status(r: Record) -> Iterator[str]:
 
 
 def _right(r: Record) -> Iterator[str]:
-    if (judge := judge_of([r])) is not None:
+    if (judge := judge_of([r])) not in (None, r.arm):
         yield f"Compared with {judge}, whose own answer was not judged."
     found = gates(r)
     if not found:

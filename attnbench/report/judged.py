@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.groups import Panel, judge_of
+from attnbench.analysis.groups import Panel, judge_of, judges_of
 from attnbench.records import Record
-from attnbench.report.text import printable
+from attnbench.report.text import fmt_list, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +44,20 @@ def words_of(judge: str | None) -> Words:
 
 def count_at(panel: Panel, x: int) -> str:
     """`4/5`: within the limit, of those that answered; the arm that judges does not count. Empty where none did."""
-    cells = [r for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None and r.arm != panel.judge]
-    answered = sum(r.status in ("ok", "mismatch") for r in cells)
-    right = [r for r in panel.ok_at(x) if r.arm != panel.judge]
+    cells = [r for arm in panel.arms if (r := panel.cells.get((arm, x))) is not None]
+    judge = judge_of(cells)
+    answered = sum(r.status in ("ok", "mismatch") and r.arm != judge for r in cells)
+    right = [r for r in panel.ok_at(x) if r.arm != judge]
     return f"{len(right)}/{answered}" if answered else ""
 
 
 def how_judged(records: Sequence[Record]) -> str:
     """What the error columns are differences to, a sentence or two."""
-    judge = judge_of(records)
-    if judge is not None:
+    if judges := judges_of(records):
+        others = f" (where that gave none, with {fmt_list(judges[1:])})" if len(judges) > 1 else ""
         return (
-            f"There is no float64 truth for a file: every other arm is compared with {printable(judge)}, whose own "
-            "answer was not judged. Agreement is no proof: where both err alike, nothing here shows it."
+            f"There is no float64 truth for a file: every other arm is compared with {printable(judges[0])}{others}, "
+            "whose own answer was not judged. Agreement is no proof: where both err alike, nothing here shows it."
         )
     if any(r.model is not None for r in records):
         return "Error is against the module itself in float64, from the same rounded inputs and weights."

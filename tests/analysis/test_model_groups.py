@@ -6,7 +6,7 @@ from attnbench.analysis.arm_laws import arm_laws
 from attnbench.analysis.crossovers import pairs
 from attnbench.analysis.groups import judge_of, make_panels
 from attnbench.analysis.kernels import with_kernels
-from tests.report.model_rows import JUDGE, model_records
+from tests.report.model_rows import JUDGE, MODULE_ARMS, model_records
 
 
 def test_a_dim_that_follows_t_does_not_split_the_chart() -> None:
@@ -55,4 +55,11 @@ def test_memory_says_nothing_of_the_kernel_of_a_model() -> None:
 
 def test_the_judge_is_read_from_the_flags() -> None:
     assert judge_of(model_records()) == JUDGE
-    assert judge_of(model_records(judge=None)) is None
+    assert judge_of(model_records(judge=None, arms=MODULE_ARMS)) is None
+
+
+def test_of_a_file_that_one_arm_ran_that_arm_is_what_others_would_be_compared_with() -> None:
+    rows = model_records(judge=None)
+    assert judge_of(rows[1:]) == "file@openvino"
+    skipped = [r.model_copy(update={"status": "skipped"}) for r in rows]
+    assert judge_of(skipped) == "the first arm that runs"

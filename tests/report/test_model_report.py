@@ -15,6 +15,7 @@ from attnbench.records import Record
 from attnbench.report.build import build_report
 from attnbench.report.decisions import decisions
 from attnbench.report.findings import trust_line
+from attnbench.report.judged import count_at, how_judged
 from attnbench.report.junit import junit_xml
 from attnbench.report.markdown import markdown_summary
 from attnbench.report.names import case_names
@@ -55,6 +56,19 @@ def test_where_an_arm_judges_no_word_says_that_an_answer_is_right(lab: Any, tmp_
         if where != "junit":
             assert "every other arm is compared with file@ort-cpu" in " ".join(text.split()), where
             assert "Agreement is no proof" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("status", ["ok", "skipped"])
+def test_of_a_file_that_one_arm_ran_or_none_nothing_is_right(lab: Any, tmp_path: Path, status: str) -> None:
+    rows = model_records(arms={JUDGE: ARMS[JUDGE]})
+    rows += [lab.without_figures(r, "skipped", "the time budget was spent") for r in model_records(judge=None)[1::2]]
+    rows = [r.model_copy(update={"model": "encoder.onnx", "bound": "seq", "sizes": {"seq": r.q_len}}) for r in rows]
+    rows = [r.model_copy(update={"status": status, "latency_ms_median": None}) if status != "ok" else r for r in rows]
+    found = texts(lab, tmp_path, rows)
+    for where in ("page", "terminal", "markdown"):
+        flat = " ".join(found[where].split())
+        assert not re.search(r"\bright\b|module itself|oracle", flat), where
+        assert f"compared with {JUDGE if status == 'ok' else 'the first arm that runs'}, whose" in flat
 
 
 def test_a_module_is_right_against_itself_in_float64(lab: Any, tmp_path: Path) -> None:
@@ -106,6 +120,17 @@ def test_an_answer_that_differs_is_named_with_its_sizes(lab: Any, tmp_path: Path
     tree = ET.fromstring(found["junit"])
     failed = [case.get("classname") for case in tree.iter("testcase") if case.find("failure") is not None]
     assert failed == ["model.encoder.onnx.fp32.batch1.kv256", "model.encoder.onnx.fp32.batch8.kv256"]
+
+
+def test_where_the_judge_has_no_answer_another_one_judges() -> None:
+    arms = {**ARMS, "file@third": ("file", "third", 2.0)}
+    rows = model_records(seq_lens=(128,), arms=arms)
+    other = model_records(seq_lens=(256,), arms=arms, judge="file@openvino")
+    other[0] = other[0].model_copy(update={"status": "oom", "latency_ms_median": None, "flags": []})
+    rows += model_records(seq_lens=(512,), arms=arms) + other
+    assert "with file@ort-cpu (where that gave none, with file@openvino), whose" in how_judged(rows)
+    (panel,) = make_panels(rows)
+    assert [count_at(panel, x) for x in panel.xs] == ["2/2", "1/1", "2/2"]
 
 
 def test_names_for_programs_tell_sizes_apart() -> None:
