@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbench.errors import printable
+
 if TYPE_CHECKING:
     from attnbench.api import Run
 
@@ -34,7 +36,7 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """One line on stderr."""
-    note("attnbench: " + " ".join(text.split("\n")))
+    note("attnbench: " + printable(" ".join(text.split("\n"))))
 
 
 def width() -> int:

@@ -101,3 +101,8 @@ class WorkerCrashed(WorkerError):
 
 class WorkerOutOfMemory(WorkerError):
     """The worker could not get the memory that the case needs."""
+
+
+def printable(line: str) -> str:
+    """A line with all that could steer a terminal written out: names in files from elsewhere may hold anything."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)

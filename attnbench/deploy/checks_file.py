@@ -145,7 +145,9 @@ def check_weights(path: Path, facts: ModelFacts, source_bytes: int | None) -> Ch
             f"the file stores {stored:,} bytes of weights, the source has {source_bytes:,}: {names} are stored twice; "
             "use one parameter for both in the module, or another recipe"
         )
-    detail = f"{stored:,} bytes" + (f"; equal bytes: {names}" if twice else ", none of them twice")
+    detail = f"{stored:,} bytes in tensors of {DUPLICATE_BYTES:,} and more" + (
+        f"; equal bytes: {names}" if twice else ", none of them twice"
+    )
     return Check(name="weights", result="passed", detail=detail)
 
 

@@ -27,7 +27,28 @@ def _inside(name: str) -> str:
     return name
 
 
-FileName = Annotated[str, AfterValidator(_inside)]
+def _printable(text: str) -> str:
+    """Text for one line of a terminal: no line breaks, escape sequences or signs that turn the line around."""
+    if not text.isprintable():
+        raise ValueError(f"names are printable, got {text!r}")
+    return text
+
+
+def _runtime(runtime: dict[str, Any]) -> dict[str, Any]:
+    """Names are text, settings a table, options of providers tables."""
+    for key in ("distribution", "module", "version"):
+        if not isinstance(runtime.get(key), str) or not runtime[key].isprintable():
+            raise ValueError(f"{key} is a printable name, got {runtime.get(key)!r}")
+    settings = runtime.get("settings")
+    options = settings.get("provider_options", []) if isinstance(settings, dict) else None
+    if not isinstance(options, list) or not all(isinstance(table, dict) for table in options):
+        raise ValueError("settings are a table, in it provider_options a list of tables")
+    return runtime
+
+
+FileName = Annotated[str, AfterValidator(_inside), AfterValidator(_printable)]
+Name = Annotated[str, AfterValidator(_printable)]
+Runtime = Annotated[dict[str, Any], AfterValidator(_runtime)]
 
 
 class _Part(BaseModel):
@@ -44,7 +65,7 @@ class File(_Part):
 class Tensor(_Part):
     """An input or output of the model."""
 
-    name: str
+    name: Name
     dtype: Literal["fp32", "fp16", "bf16", "bool", "int32", "int64"]
     dims: tuple[Dim, ...]  # a name where the size is free
     means: str = ""  # a sentence for the reader of README.md
@@ -87,7 +108,7 @@ class Bundle(_Part):
     attnbench_version: str
     created_at_utc: str
     target: str
-    runtime: dict[str, Any]  # name, distribution, module, version, settings that verify.py gives it
+    runtime: Runtime  # name, distribution, module, version, settings that verify.py gives it
     model: FileName  # what the target loads
     problem: dict[str, Any] | None  # of the built-in attention; None: a module of the user
     module: str | None = None  # package.module:Class
@@ -117,7 +138,7 @@ def write_manifest(folder: Path, bundle: Bundle) -> None:
 
 
 def read_manifest(folder: Path) -> Bundle:
-    """The bundle of a folder; nothing but bundle.json is looked at.
+    """The bundle of a folder of yours; nothing but bundle.json is looked at.
 
     Raises:
         InputError: no bundle, of another version, or damaged.
@@ -128,6 +149,15 @@ def read_manifest(folder: Path) -> Bundle:
     except OSError as err:
         reason = err.strerror or err
         raise InputError(f"{str(folder)!r} is not a bundle: {MANIFEST} cannot be read ({reason})") from err
+    return parse_manifest(path, text)
+
+
+def parse_manifest(path: Path, text: str | bytes) -> Bundle:
+    """The bundle that a text says; the path is for messages.
+
+    Raises:
+        InputError: it is none, of another version, or damaged.
+    """
     try:
         return Bundle.model_validate_json(text)
     except ValidationError as err:

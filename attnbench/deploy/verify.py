@@ -3,6 +3,7 @@
 Nothing of the bundle is executed but its model, and that only after its files were looked at.
 """
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.deploy import verify_bundle
-from attnbench.deploy.manifest import MANIFEST, Bundle, read_manifest
+from attnbench.deploy.manifest import MANIFEST, Bundle, parse_manifest
 from attnbench.deploy.shop import WITH_TORCH, Shop, open_shop
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, CHANGED, DRIFTED, RIGHT, Fault, kinds_of, load, read_case
-from attnbench.errors import AttnbenchError, InputError, ReadBackError, UntrustedModelError
+from attnbench.errors import AttnbenchError, InputError, ReadBackError, UntrustedModelError, printable
 from attnbench.problem import Problem
-from attnbench.untrusted import inspect_ir, inspect_model, inspect_pt2, snapshot_files
+from attnbench.untrusted import ModelFacts, inspect_ir, inspect_model, inspect_pt2, snapshot_files
 
 _BEGINS = {RIGHT: "right", DRIFTED: "drifted", CHANGED: "changed", CANNOT_LOAD: "cannot load"}
 _INSPECT: dict[str, Callable[[Path], object]] = {".onnx": inspect_model, ".xml": inspect_ir, ".pt2": inspect_pt2}
 # Nobody can look into an engine; TensorRT-RTX loads none that holds code of the host unless it is told to.
 _ENGINE = (".engine", "tensorrt_rtx")
 # What bundles may set of a runtime; a `--option` of the user may be anything.
+MAX_THREADS = 256
+_COUNTS = ("threads", "INFERENCE_NUM_THREADS", "NUM_STREAMS")
 _SETTINGS = {
     "onnxruntime": frozenset({"providers", "provider_options", "threads", "memory_pattern"}),
     "provider_options": frozenset({"use_tf32"}),
@@ -69,7 +72,7 @@ class Verification:
                 f"{case.file}: {'WRONG: ' + '; '.join(case.faults) + '; ' if case.faults else ''}{', '.join(parts)}"
             )
         found += [f"torch here: {self.torch}"] if self.torch else []
-        return [*found, f"{_BEGINS[self.exit_code]}: {self.sentence}"]
+        return [printable(line) for line in (*found, f"{_BEGINS[self.exit_code]}: {self.sentence}")]
 
 
 def verify(
@@ -151,19 +154,31 @@ def check_files(folder: Path) -> Bundle:
     Raises:
         Fault: a file is changed, missing or hostile.
     """
-    verify_bundle.read_checked(folder)
+    checked = verify_bundle.read_checked(folder, with_model=False)
     try:
-        bundle = read_manifest(folder)
+        bundle = parse_manifest(folder / MANIFEST, json.dumps(checked))
         suffix = Path(bundle.model).suffix
         inspect = _INSPECT.get(suffix)
         if inspect is not None:
-            inspect(folder / bundle.model)
+            facts = inspect(folder / bundle.model)
+            _refuse_other_data(bundle, facts)
         elif (suffix, bundle.runtime["module"]) != _ENGINE:
             raise Fault(CHANGED, f"{bundle.model!r} is no kind of model that can be looked at: {', '.join(_INSPECT)}")
     except InputError as err:
         raise Fault(CHANGED, str(err)) from err
     _refuse_settings(bundle)
     return bundle
+
+
+def _refuse_other_data(bundle: Bundle, facts: object) -> None:
+    """An ONNX model asks for no file that bundle.json does not list.
+
+    Raises:
+        Fault: it does.
+    """
+    for name in facts.files if isinstance(facts, ModelFacts) else ():
+        if str(Path(bundle.model).parent / name) not in bundle.files:
+            raise Fault(CHANGED, f"the model asks for the file {name!r}, which {MANIFEST} does not list")
 
 
 def _refuse_settings(bundle: Bundle) -> None:
@@ -177,6 +192,9 @@ def _refuse_settings(bundle: Bundle) -> None:
     inner = {key for options in settings.get("provider_options", ()) for key in options}
     for key in (*(set(settings) - known), *(inner - _SETTINGS["provider_options"])):
         raise Fault(CHANGED, f"bundle.json sets {key!r} of {bundle.runtime['distribution']}, which no bundle needs")
+    for key in set(settings) & set(_COUNTS):
+        if type(settings[key]) is not int or not 1 <= settings[key] <= MAX_THREADS:
+            raise Fault(CHANGED, f"bundle.json sets {key} to {settings[key]!r}; 1 to {MAX_THREADS} are taken")
 
 
 def run_here(*, folder: str, options: dict[str, str]) -> dict[str, Any]:

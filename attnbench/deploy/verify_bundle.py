@@ -38,6 +38,7 @@ from attnbench.deploy.verify_runtimes import (
 )
 
 SCHEMA_VERSION = 1
+MAX_MANIFEST_BYTES = 4 << 20  # one of 10 golden cases has 10 KB
 # Messages of ONNX that may hold a tensor: number of a field -> what it is.
 PARTS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -58,11 +59,16 @@ def read_bundle(folder: Path) -> dict[str, Any]:
     Raises:
         Fault: it is missing, damaged, changed, or of another version.
     """
+    path = inside(folder, "bundle.json")
     try:
-        bundle = json.loads((folder / "bundle.json").read_bytes())
+        with path.open("rb") as f:
+            text = f.read(MAX_MANIFEST_BYTES + 1)
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise Fault(CHANGED, f"bundle.json has over {MAX_MANIFEST_BYTES:,} bytes, which no bundle needs")
+        bundle = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
     except OSError as err:
         raise Fault(CHANGED, f"bundle.json cannot be read: {err.strerror or err}") from err
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise Fault(CHANGED, f"bundle.json is damaged: {err}") from err
     if not isinstance(bundle, dict) or bundle.get("digest") != digest(bundle):
         raise Fault(CHANGED, "bundle.json was changed: its own digest is another one")
@@ -72,6 +78,26 @@ def read_bundle(folder: Path) -> dict[str, Any]:
     return bundle
 
 
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no key occurs twice.
+
+    Raises:
+        ValueError: one does; readers take the one or the other.
+    """
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return dict(pairs)
+
+
+def refuse_constant(text: str) -> Any:
+    """NaN and infinities are no JSON, and everything is within a limit of them.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError(f"{text} is no number of JSON")
+
+
 def digest(bundle: Mapping[str, Any]) -> str:
     """SHA-256 of all that bundle.json says but `files`, whose hashes speak for themselves."""
     rest = {key: value for key, value in bundle.items() if key not in ("digest", "files")}
@@ -79,7 +105,7 @@ def digest(bundle: Mapping[str, Any]) -> str:
 
 
 def check_files(folder: Path, bundle: Mapping[str, Any]) -> None:
-    """Every file that is listed is there as it was, and the model asks for no other.
+    """Every file that is listed is there as it was.
 
     Raises:
         Fault: with the file's name.
@@ -97,12 +123,10 @@ def check_files(folder: Path, bundle: Mapping[str, Any]) -> None:
             raise Fault(
                 CHANGED, f"{name} was changed: sha256 {found[:12]}..., bundle.json says {due['sha256'][:12]}..."
             )
-    if bundle["model"].endswith(".onnx"):
-        check_external(inside(folder, bundle["model"]).read_bytes(), files)
 
 
-def read_checked(folder: Path) -> dict[str, Any]:
-    """What bundle.json says, after all files were looked at.
+def read_checked(folder: Path, *, with_model: bool = True) -> dict[str, Any]:
+    """What bundle.json says, after all files were looked at; an ONNX model must ask for no other files.
 
     Raises:
         Fault: a file is missing or changed.
@@ -110,6 +134,8 @@ def read_checked(folder: Path) -> dict[str, Any]:
     bundle = read_bundle(folder)
     try:
         check_files(folder, bundle)
+        if with_model and bundle["model"].endswith(".onnx"):
+            check_external(inside(folder, bundle["model"]).read_bytes(), bundle["files"])
     except (KeyError, TypeError, AttributeError) as err:
         raise Fault(CHANGED, f"bundle.json is damaged: it does not have what a bundle has ({err!r})") from err
     return bundle
@@ -122,7 +148,8 @@ def inside(folder: Path, name: str) -> Path:
         Fault: a name that leads elsewhere, a link, or no file.
     """
     parts = PurePosixPath(name).parts
-    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or "\\" in name or ":" in name:
+    is_plain = name.isprintable() and "\\" not in name and ":" not in name
+    if not parts or PurePosixPath(name).is_absolute() or ".." in parts or not is_plain:
         raise Fault(CHANGED, f"{name!r} is no name of a file inside the bundle")
     path = folder
     for part in parts:
@@ -130,7 +157,7 @@ def inside(folder: Path, name: str) -> Path:
         try:
             mode = path.lstat().st_mode
         except OSError as err:
-            raise Fault(CHANGED, f"{name} is missing: {err.strerror or err}") from err
+            raise Fault(CHANGED, f"{name[:200]} is missing: {err.strerror or err}") from err
         if stat.S_ISLNK(mode):
             raise Fault(CHANGED, f"{name} is a symbolic link; a bundle has none")
     if not stat.S_ISREG(mode):

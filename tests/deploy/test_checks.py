@@ -300,10 +300,16 @@ def test_weights_that_the_source_has_once_are_stored_once(tmp_path: Path) -> Non
     facts = inspect_model(twice)
     with pytest.raises(ArtifactError, match="stores 2,097,152 bytes of weights, the source has 1,048,576: a = b"):
         check_weights(twice, facts, weight.nbytes)
-    assert check_weights(twice, facts, 2 * weight.nbytes).detail == "2,097,152 bytes; equal bytes: a = b"
+    assert (
+        check_weights(twice, facts, 2 * weight.nbytes).detail
+        == "2,097,152 bytes in tensors of 65,536 and more; equal bytes: a = b"
+    )
     assert check_weights(twice, facts, None).result == "passed"
     once = save(tmp_path, nodes, {"a": weight, "b": weight + 1}, name="two.onnx")
-    assert check_weights(once, inspect_model(once), 2 * weight.nbytes).detail == "2,097,152 bytes, none of them twice"
+    assert (
+        check_weights(once, inspect_model(once), 2 * weight.nbytes).detail
+        == "2,097,152 bytes in tensors of 65,536 and more, none of them twice"
+    )
 
 
 def test_weights_that_share_their_bytes_beside_the_model_count_once(tmp_path: Path) -> None:
@@ -316,7 +322,10 @@ def test_weights_that_share_their_bytes_beside_the_model_count_once(tmp_path: Pa
         for key, text in (("location", "w.data"), ("offset", "0"), ("length", str(1 << 18))):
             tensor.external_data.add(key=key, value=text)
     path.write_bytes(model.SerializeToString())
-    assert check_weights(path, inspect_model(path), 1 << 18).detail == "262,144 bytes, none of them twice"
+    assert (
+        check_weights(path, inspect_model(path), 1 << 18).detail
+        == "262,144 bytes in tensors of 65,536 and more, none of them twice"
+    )
 
 
 def test_sizes_stay_above_the_least_that_is_promised() -> None:

@@ -104,7 +104,7 @@ def test_bytes_that_are_no_onnx_file_are_refused(blob):
 
 
 def test_a_folder_without_or_with_a_foreign_bundle_json_is_refused(tmp_path):
-    assert verify_here(tmp_path) == (4, "changed: bundle.json cannot be read: No such file or directory")
+    assert verify_here(tmp_path) == (4, "changed: bundle.json is missing: No such file or directory")
     fields = {"schema_version": 2}
     (tmp_path / "bundle.json").write_text(json.dumps({**fields, "digest": verify_bundle.digest(fields)}))
     assert verify_here(tmp_path) == (5, "cannot load: bundle.json has version 2, this script reads 1")
