@@ -188,7 +188,7 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
 
 
 def function(name: str, *calls: str) -> Any:
-    nodes = [helper.make_node(call, ["a"], ["b"], domain="own") for call in calls]
+    nodes = [helper.make_node(call, ["a"], [f"b{i or ''}"], domain="own") for i, call in enumerate(calls)]
     return helper.make_function("own", name, ["a"], ["b"], nodes, [helper.make_opsetid("own", 1)])
 
 
@@ -211,6 +211,54 @@ def test_two_functions_tensors_or_opsets_of_one_name_are_refused(tmp_path: Path)
     model = small_model()
     model.opset_import.add(domain="ai.onnx", version=11)
     assert_refused(save(tmp_path, model), "twice")
+
+
+def test_names_that_are_written_twice_are_refused(tmp_path: Path) -> None:
+    """ONNX Runtime refuses some of them, OpenVINO takes the one or the other."""
+    twice = [helper.make_node(op, ["x"], ["z"]) for op in ("Neg", "Abs")]
+    assert_refused(save(tmp_path, small_model(nodes=twice)), "two nodes write 'z'")
+    assert_refused(save(tmp_path, small_model(nodes=[helper.make_node("Split", ["x"], ["z", "z"])])), "two outputs")
+    inside = helper.make_graph(twice, "g", [], [])
+    branches = helper.make_node("If", ["x"], ["z"], then_branch=inside, else_branch=inside)
+    assert_refused(save(tmp_path, small_model(nodes=[branches])), "two nodes write 'z'")
+    made = [helper.make_node("Neg", ["x"], ["w"])]
+    assert_refused(save(tmp_path, small_model(nodes=made)), "a node's output and an initializer are")
+    assert_refused(save(tmp_path, small_model(nodes=[helper.make_node("Neg", ["x"], ["x"])])), "and an input are")
+    for part in ("input", "output"):
+        model = small_model()
+        getattr(model.graph, part).append(getattr(model.graph, part)[0])
+        assert_refused(save(tmp_path, model), f"two {part}s are")
+
+
+def test_branches_may_write_the_same_names_and_skip_outputs(tmp_path: Path) -> None:
+    inside = helper.make_graph([helper.make_node("Neg", ["x"], ["n", "", ""])], "g", [], [])
+    inspect_model(save(tmp_path, small_model(nodes=[
+        helper.make_node("If", ["x"], ["z"], then_branch=inside, else_branch=inside),
+    ])))  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", ["", "ai.onnx", "ai.onnx.ml"])
+def test_a_function_in_place_of_one_of_onnx_is_refused(tmp_path: Path, domain: str) -> None:
+    own = helper.make_function(domain, "MatMul", ["a"], ["b"], [], [helper.make_opsetid("", 20)])
+    assert_refused(save(tmp_path, small_model(functions=[own])), "which is ONNX's own")
+
+
+@pytest.mark.parametrize("version", [-1, 0, 100, 1 << 40])
+def test_a_version_that_cannot_be_is_refused(tmp_path: Path, version: int) -> None:
+    """OpenVINO takes any."""
+    model = small_model()
+    model.opset_import[0].version = version
+    assert_refused(save(tmp_path, model), "of the opset of domain ''")
+    model = small_model()
+    model.ir_version = version
+    assert_refused(save(tmp_path, model), "of the format")
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\u2028", "\u200b", "\ufeff", "\x9b", "\n"])
+def test_names_that_steer_a_terminal_are_refused(tmp_path: Path, sign: str) -> None:
+    for node in (helper.make_node("Neg", [f"x{sign}"], ["z"]), helper.make_node("Neg", ["x"], ["z"], name=sign)):
+        assert_refused(save(tmp_path, small_model(nodes=[node])), "has control characters")
+    assert_refused(save(tmp_path, small_model(outside("w", f"w{sign}.data"))), "has control characters")
 
 
 @pytest.mark.parametrize("op", ["EPContext", "PyOp"])

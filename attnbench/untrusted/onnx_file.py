@@ -17,6 +17,7 @@ from attnbench.untrusted.wire import SCHEMA, Field, Reader
 MAX_MODEL_BYTES = (1 << 31) - 1  # of the .onnx alone: no protobuf message is longer
 MAX_BYTES = 64 << 30  # with the data beside it
 MAX_SHAPE_BYTES = 1024  # of an attribute's integers that are kept
+MAX_VERSION = 99  # of the format and of opsets
 MAX_EXPANDED_NODES = 2_000_000  # with every function written out
 
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
@@ -114,6 +115,7 @@ class _Walk:
         self._asked: list[tuple[str, str]] = []  # operator, and the name of the shape that it is given
         self._bodies: dict[CallKey, Counter[CallKey]] = {}  # nodes of every function
         self._nodes: Counter[CallKey] = Counter()  # of the graph, or of the function that is being read
+        self._written: set[str] = set()  # by nodes of the graph or function that is being read
         self._handlers: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
             "Tensor": self._rules.tensor, "Sparse": self._sparse, "Value": self._value, "Type": self._type,
             "TensorType": self._tensor_type, "Dim": self._dim, "Attribute": self._attribute, "Node": self._node,
@@ -122,9 +124,11 @@ class _Walk:
 
     def _read(self, message: str, start: int, end: int, depth: int) -> Any:
         found: dict[str, list[Any]] = {}
-        outer = self._nodes
+        outer, written = self._nodes, self._written
         if message == "Function":
             self._nodes = Counter()
+        if message in ("Function", "Graph"):
+            self._written = set()
         for field in self._reader.fields(message, start, end, depth):
             value: Any
             if field.kind in SCHEMA:
@@ -137,13 +141,14 @@ class _Walk:
                 found.setdefault(field.name, []).append(value)
         handler = self._handlers.get(message)
         made = handler(found) if handler else found
-        self._nodes = outer
+        self._nodes, self._written = outer, written
         return made
 
     def model(self, sha256: str) -> ModelFacts:
         """The whole file."""
         found = self._read("Model", 0, self._reader.size, 0)
         opsets = self._opsets(found.get("opset_import", []))
+        self._version(found.get("ir_version", [0])[0], "the format")
         if "graph" not in found:
             raise self._reader.refuse("it has no graph; it is no ONNX model")
         inputs, outputs = found["graph"][0]
@@ -176,19 +181,33 @@ class _Walk:
             domain = _plain_domain(entry.get("domain", [""])[0])
             if domain in found:
                 raise self._reader.refuse(f"it imports the opset of domain {domain!r} twice; one is due")
-            found[domain] = entry.get("version", [0])[0]
+            found[domain] = self._version(entry.get("version", [0])[0], f"the opset of domain {domain!r}")
         return found
+
+    def _version(self, version: int, what: str) -> int:
+        if not 1 <= version <= MAX_VERSION:
+            raise self._reader.refuse(f"it says version {version} of {what}; 1 to {MAX_VERSION} are taken")
+        return version
 
     def _graph(self, found: dict[str, list[Any]]) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
         initializers: list[StoredTensor] = found.get("initializer", [])
         for tensor in initializers:
             self._keep(tensor, tensor.name)
         given = {tensor.name for tensor in initializers}
-        if len(given) != len(initializers):
-            name = Counter(tensor.name for tensor in initializers).most_common(1)[0][0]
-            raise self._reader.refuse(f"two initializers are called {name!r}; readers understand that differently")
+        self._refuse_twice([tensor.name for tensor in initializers], "two initializers are")
+        for part in ("input", "output"):
+            self._refuse_twice([value.name for value in found.get(part, [])], f"two {part}s are")
+        self._refuse_twice([*self._written, *given], "a node's output and an initializer are")
+        self._refuse_twice(
+            [*self._written, *(v.name for v in found.get("input", []))], "a node's output and an input are"
+        )
         inputs = tuple(value for value in found.get("input", []) if value.name not in given)
         return inputs, tuple(found.get("output", []))
+
+    def _refuse_twice(self, names: list[str], who: str) -> None:
+        if len(set(names)) != len(names):
+            name = Counter(names).most_common(1)[0][0]
+            raise self._reader.refuse(f"{who} called {name!r}; readers understand that differently")
 
     def _function(self, found: dict[str, list[Any]]) -> None:
         domain, name, overload = (found.get(part, [""])[0] for part in ("domain", "name", "overload"))
@@ -197,6 +216,10 @@ class _Walk:
             for tensor in attribute.tensors:
                 self._keep(tensor, f"{name}.{attribute.name}")
         key = (_plain_domain(domain), name, overload)
+        if key[0] in STANDARD_DOMAINS:
+            raise self._reader.refuse(
+                f"it defines {_shown(key)!r} itself, which is ONNX's own; readers take one or other"
+            )
         if key in self._bodies:
             raise self._reader.refuse(f"two functions are called {_shown(key)!r}; readers understand that differently")
         self._bodies[key] = self._nodes
@@ -209,6 +232,10 @@ class _Walk:
             )
         attributes: list[_Attribute] = found.get("attribute", [])
         outputs, inputs = found.get("output", []), found.get("input", [])
+        self._refuse_twice([*filter(None, outputs)], "two outputs of a node are")
+        if again := self._written.intersection(outputs):
+            raise self._reader.refuse(f"two nodes write {min(again)!r}; readers understand that differently")
+        self._written.update(filter(None, outputs))
         for attribute in attributes:
             name = outputs[0] if op == "Constant" and outputs else f"{op}.{attribute.name}"
             for tensor in attribute.tensors:

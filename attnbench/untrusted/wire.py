@@ -22,7 +22,8 @@ MAX_NAME_BYTES = 1024
 MAX_TEXT_BYTES = 1 << 20
 MAX_ALL_TEXT_BYTES = 64 << 20
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Also what has no width, breaks lines or turns them around: two names that look alike, lines that say something else.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
 # How a kind of field is written; the second is the packed form of a repeated number.
@@ -253,5 +254,5 @@ class Reader:
 
 
 def has_control_characters(text: str) -> bool:
-    """NUL, line breaks, escape sequences and the like."""
+    """NUL, line breaks, escape sequences, signs of writing direction and the like."""
     return _CONTROL.search(text) is not None
