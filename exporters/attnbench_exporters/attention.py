@@ -43,4 +43,39 @@ class OnnxAttention(torch_export.FromTorch):
         torch_export.require_opset(opset, self.program_opsets, self.name)
         model = torch_export.translate(program, problem, opset)
         torch_export.require_attention(onnx_files.operator_counts(model).get("::Attention", 0), problem)
+        widen_masks(model)
         return onnx_files.write_artifact(model, path, exporter=self.name, problem=problem, opset=opset, seed=0)
+
+
+def widen_masks(model: Any) -> None:
+    """Give every query a row of the mask of an Attention node whose mask has one row for all, in place.
+
+    The operator broadcasts such a mask, of keys only; onnxruntime 1.32 refuses it ("inconsistent q_sequence_length").
+    """
+    import onnx
+
+    values = [*model.graph.value_info, *model.graph.input, *model.graph.initializer]
+    one_row = {value.name for value in values if _row_count(value) == 1}
+    nodes = list(model.graph.node)
+    for node in nodes:
+        if node.op_type != "Attention" or node.domain or len(node.input) < 4 or node.input[3] not in one_row:
+            continue
+        query, mask = node.input[0], node.input[3]
+        made = {part: f"{node.output[0]}_mask_{part}" for part in ("rows", "shape", "one", "wide")}
+        model.graph.initializer.append(onnx.helper.make_tensor(made["one"], onnx.TensorProto.INT64, [1], [1]))
+        at = list(model.graph.node).index(node)
+        for offset, new in enumerate((
+            onnx.helper.make_node("Shape", [query], [made["rows"]], start=-2, end=-1),  # q_len: (B, H, q, D), (B, q, E)
+            onnx.helper.make_node("Concat", [made["rows"], made["one"]], [made["shape"]], axis=0),
+            onnx.helper.make_node("Expand", [mask, made["shape"]], [made["wide"]]),  # (..., q_len, kv_len)
+        )):  # fmt: skip
+            model.graph.node.insert(at + offset, new)
+        node.input[3] = made["wide"]
+
+
+def _row_count(value: Any) -> int | None:
+    """The second last size of a tensor or of a declared value, where it is a number."""
+    if hasattr(value, "dims"):
+        return value.dims[-2] if len(value.dims) > 1 else 1
+    dims = value.type.tensor_type.shape.dim
+    return dims[-2].dim_value if len(dims) > 1 and dims[-2].HasField("dim_value") else None
