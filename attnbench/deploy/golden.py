@@ -100,18 +100,25 @@ def write_cases(*, folder: str, problem: dict[str, Any], seed: int, max_len: int
     entries = []
     for sized in sizes_of(Problem.from_dict(problem), max_len):
         for input_class in INPUT_CLASSES:
-            entry, arrays = _case(sized, input_class, weights, seed)
+            inputs = make_inputs(sized, seed=seed, input_class=input_class)
+            entry, arrays = case_of(sized, input_class, inputs, weights)
             with writing(Path(entry.file)):
                 (Path(folder) / entry.file).write_bytes(as_npz(arrays))
             entries.append(entry.model_dump(mode="json"))
     return {"golden": entries}
 
 
-def _case(
-    problem: Problem, input_class: str, weights: Mapping[str, Array], seed: int
+def case_name(problem: Problem, input_class: str) -> str:
+    """`batch2-seq17-normal`: the case of these sizes."""
+    sizes = free_sizes(problem).items()
+    parts = [f"{dim.removesuffix('_size').removesuffix('_len')}{size}" for dim, size in sizes]
+    return "-".join([*parts, input_class])
+
+
+def case_of(
+    problem: Problem, input_class: str, inputs: dict[str, Array], weights: Mapping[str, Array]
 ) -> tuple[Golden, dict[str, Array]]:
-    """The entry of a case and its arrays."""
-    inputs = make_inputs(problem, seed=seed, input_class=input_class)
+    """The entry of a case and its arrays; the problem is at its sizes, the class of `INPUT_CLASSES`."""
     expected = {OUTPUT_NAME: reference_output(problem, inputs, weights)}
     limits = _limits(problem, input_class, inputs, weights, expected[OUTPUT_NAME])
     worst_row = {OUTPUT_NAME: limits.worst_row}
@@ -122,14 +129,11 @@ def _case(
             expected[name] = np.concatenate([past, new], axis=2)
             worst_row[name] = numerics.tolerances()["block", problem.dtype, "normal"].ceiling
         reason += "; cache: the ceiling of projections"
-    sizes = free_sizes(problem)
-    name = "-".join(
-        [*(f"{dim.removesuffix('_size').removesuffix('_len')}{n}" for dim, n in sizes.items()), input_class]
-    )
+    name = case_name(problem, input_class)
     rows = math.prod(problem.output_shape()[:-1])
     entry = Golden(
-        file=f"{GOLDEN}/{name}.npz", sizes=sizes, limits=worst_row, gain_limits={OUTPUT_NAME: limits.gain_of(rows)},
-        reason=reason, reference=REFERENCE,
+        file=f"{GOLDEN}/{name}.npz", sizes=free_sizes(problem), limits=worst_row,
+        gain_limits={OUTPUT_NAME: limits.gain_of(rows)}, reason=reason, reference=REFERENCE,
     )  # fmt: skip
     arrays = {f"in_{n}": a for n, a in inputs.items()} | {f"out_{n}": a for n, a in expected.items()}
     return entry, arrays

@@ -146,7 +146,13 @@ def _verify(bundle: Bundle) -> list[str]:
     needs = bundle.runtime["distribution"]
     return ["## Verify it", "", f"`pip install numpy {needs}`, then", "", "    python verify.py", "",
             "compares every file's hash and every golden case. Exit codes: " + EXIT_CODES + "." + _without_gpu(bundle),
+            "", "It takes bundle.json at its word. Of a bundle from somebody else ask `attnbench verify` of your own, "
+            "which runs nothing of it but the model" + _made_again(bundle) + ".",
             ""]  # fmt: skip
+
+
+def _made_again(bundle: Bundle) -> str:
+    return ", and makes expected outputs and limits again" if bundle.problem else ""
 
 
 def _without_gpu(bundle: Bundle) -> str:

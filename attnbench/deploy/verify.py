@@ -3,18 +3,22 @@
 Nothing of the bundle is executed but its model, and that only after its files were looked at.
 """
 
+import importlib
+import importlib.util
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import attnbench
 from attnbench.deploy import verify_bundle
-from attnbench.deploy.manifest import MANIFEST, Bundle, parse_manifest
+from attnbench.deploy.manifest import MANIFEST, VERIFIER, Bundle, parse_manifest
 from attnbench.deploy.shop import WITH_TORCH, Shop, open_shop
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, CHANGED, DRIFTED, RIGHT, Fault, kinds_of, load, read_case
 from attnbench.errors import AttnbenchError, InputError, ReadBackError, UntrustedModelError, printable
+from attnbench.measure import environment
 from attnbench.problem import Problem
 from attnbench.untrusted import ModelFacts, inspect_ir, inspect_model, inspect_pt2, snapshot_files
 
@@ -55,12 +59,14 @@ class Verification:
     sentence: str
     cases: tuple[CaseFound, ...] = ()
     torch: str = ""  # its version, or why it was not run
+    notes: tuple[str, ...] = ()  # what is no fault
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
         cases = [{"file": c.file, "errors": dict(c.errors), "limits": dict(c.limits), "faults": list(c.faults),
                   "torch_errors": dict(c.torch_errors)} for c in self.cases]  # fmt: skip
-        return {"exit_code": self.exit_code, "sentence": self.sentence, "torch": self.torch, "cases": cases}
+        return {"exit_code": self.exit_code, "sentence": self.sentence, "torch": self.torch, "notes": list(self.notes),
+                "cases": cases}  # fmt: skip
 
     def lines(self) -> list[str]:
         """A line for every case and a last one."""
@@ -72,6 +78,7 @@ class Verification:
                 f"{case.file}: {'WRONG: ' + '; '.join(case.faults) + '; ' if case.faults else ''}{', '.join(parts)}"
             )
         found += [f"torch here: {self.torch}"] if self.torch else []
+        found += self.notes
         return [printable(line) for line in (*found, f"{_BEGINS[self.exit_code]}: {self.sentence}")]
 
 
@@ -107,7 +114,20 @@ def verify(
         if found["fault"] is not None:
             return Verification(exit_code=CANNOT_LOAD, sentence=found["fault"])
         torch, torch_errors = _torch(shop, copy, bundle)
-    return _verdict(bundle, found, torch, torch_errors)
+        claim = _claims(shop, copy, bundle)
+        if claim is not None:
+            return Verification(exit_code=CHANGED, sentence=claim, torch=torch)
+        notes = (*verify_bundle.unlisted(folder, {"files": bundle.files}), *_of_script(copy))
+    return replace(_verdict(bundle, found, torch, torch_errors), notes=notes)
+
+
+def _of_script(folder: Path) -> list[str]:
+    """A line where verify.py is another program than the one that this attnbench writes."""
+    from attnbench.deploy.write import verifier
+
+    if (folder / VERIFIER).read_bytes() == verifier().encode():
+        return []
+    return [f"{VERIFIER} is not the one that attnbench {attnbench.__version__} writes: run it if you trust who made it"]
 
 
 def _private_copy(folder: Path, bundle: Bundle, private: Path) -> Path:
@@ -203,8 +223,6 @@ def run_here(*, folder: str, options: dict[str, str]) -> dict[str, Any]:
     Raises:
         InputError: the runtime has no such setting.
     """
-    import importlib
-
     bundle = verify_bundle.read_bundle(Path(folder))
     try:
         run = load(Path(folder), bundle, options)
@@ -221,13 +239,30 @@ def run_here(*, folder: str, options: dict[str, str]) -> dict[str, Any]:
 def _torch(shop: Shop, folder: Path, bundle: Bundle) -> tuple[str, dict[str, dict[str, float]]]:
     """What torch of this machine computes of the same cases: what ran, and errors by case."""
     if bundle.problem is None or bundle.seed is None:
-        return "not run: the bundle has the module's outputs, not the module", {}
+        return "not run: the bundle has the module's outputs, not the module; what they may be off by is its word", {}
     fields: dict[str, Any] = {"problem": bundle.problem, "seed": bundle.seed, "folder": str(folder)}
     try:
         found = shop.ask(f"{__name__}:torch_here", preload=WITH_TORCH, **fields)
     except AttnbenchError as err:
         return f"not run: {err}", {}
     return found["version"], found["errors"]
+
+
+def _claims(shop: Shop, folder: Path, bundle: Bundle) -> str | None:
+    """What bundle.json says and this attnbench does not find; None: nothing, or there is no torch to ask."""
+    if bundle.problem is None or bundle.seed is None or importlib.util.find_spec("torch") is None:
+        return None
+    same_numpy = bundle.versions.get("numpy") == environment.versions(("numpy",)).get("numpy")
+    fields: dict[str, Any] = {"problem": bundle.problem, "seed": bundle.seed, "folder": str(folder)}
+    try:
+        found = shop.ask(
+            "attnbench.deploy.verify_claims:claims_here", preload=WITH_TORCH, same_numpy=same_numpy, **fields
+        )
+    except AttnbenchError as err:
+        return f"what bundle.json claims cannot be made again: {err}"
+    faults = found["faults"]
+    more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+    return f"bundle.json claims what is not so: {faults[0]}{more}" if faults else None
 
 
 def torch_here(*, folder: str, problem: dict[str, Any], seed: int) -> dict[str, Any]:

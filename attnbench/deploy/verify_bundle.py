@@ -38,7 +38,8 @@ from attnbench.deploy.verify_runtimes import (
 )
 
 SCHEMA_VERSION = 1
-MAX_MANIFEST_BYTES = 4 << 20  # one of 10 golden cases has 10 KB
+OWN_FILES = ("README.md", "verify.py")  # of every bundle
+MAX_MANIFEST_BYTES = 4 << 20  # one of 6 golden cases has 8 KB
 # Messages of ONNX that may hold a tensor: number of a field -> what it is.
 PARTS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
@@ -111,7 +112,7 @@ def check_files(folder: Path, bundle: Mapping[str, Any]) -> None:
         Fault: with the file's name.
     """
     files = bundle["files"]
-    for name in (bundle["model"], *(case["file"] for case in bundle["golden"])):
+    for name in (bundle["model"], *OWN_FILES, *(case["file"] for case in bundle["golden"])):
         if name not in files:
             raise Fault(CHANGED, f"bundle.json lists no hash of {name!r}")
     for name, due in files.items():
@@ -125,6 +126,36 @@ def check_files(folder: Path, bundle: Mapping[str, Any]) -> None:
             )
 
 
+def check_claims(bundle: Mapping[str, Any]) -> None:
+    """There are cases, they span the ranges, and every output of each has a limit.
+
+    Raises:
+        Fault: bundle.json contradicts itself.
+    """
+    if not bundle["golden"]:
+        raise Fault(CHANGED, "bundle.json has no golden case, so that nothing is proved")
+    for dim, (least, most) in bundle["ranges"].items():
+        seen = [case["sizes"][dim] for case in bundle["golden"]]
+        if [least, most] != [min(seen), max(seen)]:
+            raise Fault(CHANGED, f"bundle.json has ranges that its golden cases do not span: {dim}")
+    for case in bundle["golden"]:
+        for tensor in bundle["outputs"]:
+            limit = case["limits"].get(tensor["name"])
+            if not isinstance(limit, float | int) or not 0.0 <= limit < math.inf:
+                raise Fault(CHANGED, f"{case['file']} has no limit of {tensor['name']}, but {limit!r}")
+
+
+def unlisted(folder: Path, bundle: Mapping[str, Any]) -> list[str]:
+    """A line where the folder holds files of somebody else; nothing of them was looked at, and nothing is loaded."""
+    known = {"bundle.json", *bundle["files"]}
+    others = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir() or p.is_symlink())
+    others = [name for name in others if name not in known]
+    more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+    shown = ", ".join(others[:3]).encode("ascii", "backslashreplace").decode()
+    line = f"not looked at, because bundle.json does not list it: {shown}{more}"
+    return ["".join(char if char.isprintable() else repr(char)[1:-1] for char in line)] if others else []
+
+
 def read_checked(folder: Path, *, with_model: bool = True) -> dict[str, Any]:
     """What bundle.json says, after all files were looked at; an ONNX model must ask for no other files.
 
@@ -134,6 +165,7 @@ def read_checked(folder: Path, *, with_model: bool = True) -> dict[str, Any]:
     bundle = read_bundle(folder)
     try:
         check_files(folder, bundle)
+        check_claims(bundle)
         if with_model and bundle["model"].endswith(".onnx"):
             check_external(inside(folder, bundle["model"]).read_bytes(), bundle["files"])
     except (KeyError, TypeError, AttributeError) as err:
@@ -302,6 +334,8 @@ def verify(folder: Path, options: Mapping[str, str], say: Callable[[str], object
             shown = ", ".join(f"{n} {e:.3g} of {case['limits'][n]:.3g}" for n, e in errors.items())
             say(f"{case['file']}: {'WRONG: ' + '; '.join(faults) if faults else shown}")
             wrong, count = wrong + bool(faults), count + 1
+        for line in unlisted(folder, bundle):
+            say(line)
     except Fault as err:
         say(f"{ {USAGE: 'usage', CHANGED: 'changed', CANNOT_LOAD: 'cannot load'}[err.code] }: {err}")
         return err.code
