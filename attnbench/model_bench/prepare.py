@@ -71,7 +71,7 @@ def resume(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     model = manifest["model"]
     folder = path / "artifacts" / FOLDER
     if not folder.is_dir():
-        raise RecordsError(f"{str(path)!r} was interrupted before its model was in it; start a new run")
+        raise RecordsError(f"{str(path)!r} was interrupted before its model was in it: start a new run")
     source = restore(folder, model["facts"])
     request = ModelRequest.model_validate(model["request"])
     problems = [ModelProblem.from_dict(fields) for fields in model["problems"]]
@@ -92,13 +92,19 @@ def _sweep_of(request: ModelRequest, sweep: str | Path | None, given: Mapping[st
         )
     kind = request.kind
     fields = {
-        "name": "model", "runtimes": RUNTIMES[kind], "exporters": EXPORTERS[kind],
-        **{name: value for name, value in given.items() if name != "seq_lens"},
+        "name": "model", **{name: value for name, value in given.items() if name != "seq_lens"}
     }  # fmt: skip
     if "baseline" not in fields:
-        first = fields["runtimes"][0]
-        fields["baseline"] = first if first.startswith("torch-") else f"{fields['exporters'][0]}@{first}"
+        first = (given.get("runtimes") or RUNTIMES[kind])[0]
+        exporter = (given.get("exporters") or EXPORTERS[kind])[0]
+        fields["baseline"] = first if first.startswith("torch-") else f"{exporter}@{first}"
     return grid.validate(fields, where="bench of a model")
+
+
+def _filled(sweep: Sweep, kind: str) -> Sweep:
+    """With the runtimes and exporters of a model where none are named: only what is named has to be there."""
+    usual = {"runtimes": sweep.runtimes or RUNTIMES[kind], "exporters": sweep.exporters or EXPORTERS[kind]}
+    return sweep.model_copy(update=usual)
 
 
 def _problems(request: ModelRequest, source: Source) -> list[ModelProblem]:
@@ -146,7 +152,7 @@ def _with_inputs(path: Path, problems: list[ModelProblem], copy: Path) -> list[M
         shutil.copyfile(path, copy)
     except OSError as err:
         raise InputError(f"--load-inputs {str(path)!r} cannot be read: {err.strerror}") from err
-    load_arrays(copy, problems[0].inputs, problems[0].input_shapes())
+    load_arrays(copy, problems[0].inputs, problems[0].input_shapes(), shown=path)
     return [replace(problems[0], inputs_sha256=_sha256(copy))]
 
 
@@ -165,7 +171,9 @@ def _prepared(
     request: ModelRequest, sweep: Sweep, source: Source, problems: list[ModelProblem], started_s: float
 ) -> runner.Prepared:
     found: list[AnyProblem] = list(problems)
-    prepared = runner.prepare_arms(sweep, found, _exporter_probes(request, sweep), started_s)
+    filled = _filled(sweep, request.kind)
+    prepared = runner.prepare_arms(filled, found, _exporter_probes(request, filled), started_s)
+    prepared.sweep = sweep
     prepared.make_bench = functools.partial(
         ModelBench, source=source, follows=len(request.bind), has_inputs=request.load_inputs is not None,
         keeps_outputs=request.save_outputs is not None,
@@ -174,7 +182,9 @@ def _prepared(
         "request": request.model_dump(mode="json"), "facts": source.facts(),
         "problems": [problem.as_dict() for problem in problems], "bound": problems[0].bound,
     }  # fmt: skip
-    prepared.plan = replace(prepared.plan, notices=(*prepared.plan.notices, *_notices(source, problems[0])))
+    prepared.plan = replace(
+        prepared.plan, sweep=sweep, notices=(*prepared.plan.notices, *_notices(source, problems[0]))
+    )
     return prepared
 
 

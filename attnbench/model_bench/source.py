@@ -11,7 +11,7 @@ from typing import Any
 from attnbench.deploy.foreign import load_foreign
 from attnbench.deploy.module_inputs import cases_of, read_inputs
 from attnbench.deploy.shop import WITH_EXPORTERS, Shop
-from attnbench.errors import InputError, RecordsError
+from attnbench.errors import InputError, RecordsError, UntrustedModelError
 from attnbench.files import write_bytes
 from attnbench.model_bench.request import ModelRequest
 from attnbench.model_problem import ANY_RANK, DTYPES, FLOATS, ModelProblem, TensorSpec
@@ -53,9 +53,14 @@ class Source:
         """The same with its files in another folder, which must not exist yet.
 
         Raises:
-            OSError: they cannot be moved.
+            InputError: they cannot be moved.
         """
-        shutil.move(self.folder, folder)
+        try:
+            shutil.move(self.folder, folder)
+        except OSError as err:
+            raise InputError(
+                f"the model cannot be written to {str(folder)!r}: {err.strerror}; make room there"
+            ) from err
         return replace(self, folder=folder)
 
 
@@ -103,7 +108,11 @@ def restore(folder: Path, facts: Mapping[str, Any]) -> Source:
 def _stage_file(request: ModelRequest, shop: Shop, folder: Path) -> Source:
     assert request.onnx is not None
     folder.mkdir(mode=0o700)
-    copy, facts = load_foreign(shop, request.onnx, folder / _COPY)
+    try:
+        copy, facts = load_foreign(shop, request.onnx, folder / _COPY)
+    except UntrustedModelError as err:  # it names the copy, which is gone by the time that this is read
+        told = str(err).replace(str(folder / _COPY / request.onnx.name), str(request.onnx))
+        raise UntrustedModelError(told) from err
     return Source(
         folder=folder, kind="onnx", name=request.onnx.name, file=f"{_COPY}/{copy.name}",
         inputs=tuple(_spec(value, "input") for value in _with_ranks(facts, request.shapes)),
@@ -143,7 +152,8 @@ def _spec(value: Value, what: str) -> TensorSpec:
         raise InputError(f"{what} {value.name!r} is of {value.dtype}; models with {', '.join(DTYPES)} can be benched")
     if value.dims is None:
         return TensorSpec(name=value.name, dtype=value.dtype, dims=ANY_RANK)
-    dims = tuple(f"{value.name}_dim{axis}" if dim is None else dim for axis, dim in enumerate(value.dims))
+    known = [None if isinstance(dim, int) and dim < 0 else dim for dim in value.dims]  # some writers mean any by -1
+    dims = tuple(f"{value.name}_dim{axis}" if dim is None else dim for axis, dim in enumerate(known))
     return TensorSpec(name=value.name, dtype=value.dtype, dims=dims)
 
 

@@ -60,5 +60,7 @@ def how_judged(records: Sequence[Record]) -> str:
             "whose own answer was not judged. Agreement is no proof: where both err alike, nothing here shows it."
         )
     if any(r.model is not None for r in records):
+        if all(r.worst_row_rel_err is None for r in records):
+            return "No answer was compared with another."
         return "Error is against the module itself in float64, from the same rounded inputs and weights."
     return "Error is against a float64 oracle on the same rounded inputs."

@@ -26,30 +26,34 @@ def array_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, (shape, _) in _headers(path).items()}
 
 
-def load_arrays(path: Path, inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+def load_arrays(
+    path: Path, inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]], *, shown: Path | None = None
+) -> dict[str, Array]:
     """Every input of a model, in the order of `inputs`; bfloat16 from its 16 bits in uint16.
 
     Args:
         path: the .npz.
         inputs: of the model.
         shapes: that they must have.
+        shown: what messages call the file, where `path` is a copy of it.
 
     Raises:
         InputError: one is missing, unknown, or of another dtype or shape, or the file cannot be read.
     """
+    shown = path if shown is None else shown
     found = _headers(path)
-    _check_names(path, list(found), [tensor.name for tensor in inputs])
+    _check_names(shown, list(found), [tensor.name for tensor in inputs])
     for tensor in inputs:
         shape, dtype = found[tensor.name]
         wanted = _STORED.get(tensor.dtype) or _dtype_of(tensor).name
         if dtype.name != wanted:
             takes = f"{tensor.dtype} as its bits in uint16" if tensor.dtype == "bf16" else tensor.dtype
             raise InputError(
-                f"{FLAG} {str(path)!r}: {tensor.name} is {dtype.name}, the model takes {takes}; save it as {wanted}"
+                f"{FLAG} {str(shown)!r}: {tensor.name} is {dtype.name}, the model takes {takes}; save it as {wanted}"
             )
         if shape != shapes[tensor.name]:
             raise InputError(
-                f"{FLAG} {str(path)!r}: {tensor.name} has shape {shape}, the model is run at {shapes[tensor.name]}"
+                f"{FLAG} {str(shown)!r}: {tensor.name} has shape {shape}, the model is run at {shapes[tensor.name]}"
             )
     try:
         with np.load(path, allow_pickle=False) as stored:
