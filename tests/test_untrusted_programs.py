@@ -101,6 +101,25 @@ def test_a_bin_that_is_a_link_or_missing_is_refused(tmp_path: Path) -> None:
         inspect_ir(path)
 
 
+@pytest.mark.parametrize("kind", ["Constant", "CONSTANT", "Other"])
+def test_a_constant_by_another_name_is_looked_at_too(tmp_path: Path, kind: str) -> None:
+    """OpenVINO takes Constant for Const, and then reads whatever offset it says."""
+    path = write_ir(tmp_path, const(offset=999_999))
+    path.write_text(path.read_text(encoding="utf-8").replace('"Const"', f'"{kind}"'), encoding="utf-8")
+    with pytest.raises(UntrustedModelError, match="a constant ends at byte 1,000,015"):
+        inspect_ir(path)
+
+
+def test_text_and_elements_that_are_long_work_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UntrustedModelError, match="a constant is of type 'string'"):
+        inspect_ir(write_ir(tmp_path, const("string", "2")))
+    path = write_ir(tmp_path, const())
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('name="m"', f'name="{"m" * 300_000}"'), encoding="utf-8")
+    with pytest.raises(UntrustedModelError, match="an element of over 262,144 bytes"):
+        inspect_ir(path)
+
+
 # ---- torch.export
 
 

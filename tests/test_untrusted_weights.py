@@ -71,7 +71,7 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
     "more keys": ({"a": {**entry(), "x": 1}}, b"0" * 8, "nothing else"),
     "no entry": ({"a": 3}, b"", "nothing else"),
     "metadata that is no text": ({"__metadata__": {"a": [1]}}, b"", "metadata"),
-    "a list": ([1], b"", "no object"),
+    "a list": ([1], b"", "does not begin with {"),
     "a name twice": (b'{"a": 1, "a": 2}', b"", "occurs twice"),
     "NaN": (b'{"a": NaN}', b"", "no number"),
     "deep": (b'{"a":' + b"[" * 100_000, b"", "no JSON"),
@@ -84,6 +84,16 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
 def test_a_header_that_lies_is_refused(tmp_path: Path, header: Any, data: bytes, rule: str) -> None:
     path = write_safetensors(tmp_path / "w.safetensors", header, data)
     with pytest.raises(UntrustedModelError, match=re.escape(rule)):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    "header", [b'  {"w": 1}', "{}".encode("utf-16"), b'{"a": {}, ' + b'"b": {}, ' * 100_002 + b"}"]
+)
+def test_a_header_of_other_text_or_too_many_tensors_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(UntrustedModelError, match=r"does not begin with \{"):
         read_safetensors(path)
 
 

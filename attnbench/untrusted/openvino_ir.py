@@ -14,7 +14,8 @@ from attnbench.errors import UntrustedModelError
 from attnbench.untrusted.paths import open_inside, open_named
 from attnbench.untrusted.tensors import MAX_ELEMENTS, MAX_RANK
 
-MAX_XML_BYTES = 64 << 20
+MAX_XML_BYTES = 16 << 20
+MAX_TAG_BYTES = 1 << 18
 MAX_ELEMENTS_OF_XML = 2_000_000
 MAX_DEPTH = 100
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -64,6 +65,8 @@ class _Walk:
         self._ranges: dict[int, set[int]] = defaultdict(set)  # start -> ends
 
     def read(self, text: bytes) -> IrFacts:
+        if max(map(len, text.split(b"<"))) > MAX_TAG_BYTES:
+            _refuse(self._path, f"it has an element of over {MAX_TAG_BYTES:,} bytes")
         parser = expat.ParserCreate()
         parser.StartDoctypeDeclHandler = self._doctype
         parser.StartElementHandler = self._start
@@ -93,7 +96,9 @@ class _Walk:
             _refuse(self._path, f"it has over {MAX_ELEMENTS_OF_XML:,} elements, or is over {MAX_DEPTH} deep")
         if element == "layer":
             self._operators[attributes.get("type", "")] += 1
-        if element == "data" and self._above and self._above[-1] == ("layer", "Const"):
+        # OpenVINO takes Constant, const and the like for Const.
+        is_constant = bool(self._above) and self._above[-1][1].casefold() in ("const", "constant")
+        if element == "data" and (is_constant or "offset" in attributes):
             self._constant(attributes)
         self._above.append((element, attributes.get("type", "") if element == "layer" else ""))
 
@@ -110,9 +115,9 @@ class _Walk:
         sizes = [int(dim) for dim in dims]
         if math.prod(max(dim, 1) for dim in sizes) > MAX_ELEMENTS:
             _refuse(self._path, f"a constant has dims {sizes[:8]}; {MAX_ELEMENTS:,} elements are taken")
-        if kind not in _BITS and kind != "string":
-            _refuse(self._path, f"a constant is of type {kind[:20]!r}; there are {', '.join(_BITS)}, string")
-        if kind != "string" and size != -(-math.prod(sizes) * _BITS[kind] // 8):
+        if kind not in _BITS:
+            _refuse(self._path, f"a constant is of type {kind[:20]!r}; {', '.join(_BITS)} are taken")
+        if size != -(-math.prod(sizes) * _BITS[kind] // 8):
             _refuse(self._path, f"a constant of {kind} and dims {sizes[:8]} has {size:,} bytes")
         if size:
             self._ranges[offset].add(offset + size)

@@ -19,6 +19,8 @@ from attnbench.untrusted.formats import refuse_foreign
 from attnbench.untrusted.paths import open_named
 
 MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 100_000
+MAX_NUMBERS = 2_000_000  # of the header
 MAX_TENSOR_BYTES = 1 << 40
 MAX_RANK = 64
 
@@ -93,12 +95,13 @@ def _header(path: Path, file: BinaryIO) -> dict[str, StoredWeight]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         _refuse(path, f"its header says {length:,} bytes of {size:,}; 2 to {MAX_HEADER_BYTES:,}, within it, are due")
+    blob = file.read(length)
+    if blob[:1] != b"{" or blob.count(b"{") > MAX_TENSORS + 2 or blob.count(b",") > MAX_NUMBERS:
+        _refuse(path, f"its header does not begin with {{ or has over {MAX_TENSORS:,} tensors")
     try:
-        entries = json.loads(file.read(length), object_pairs_hook=_Header, parse_constant=_no_constant)
+        entries = json.loads(blob.decode(), object_pairs_hook=_Header, parse_constant=_no_constant)
     except (ValueError, RecursionError) as err:
         _refuse(path, f"its header is no JSON of the format: {str(err)[:80]}")
-    if not isinstance(entries, dict):
-        _refuse(path, "its header is no object of JSON")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         _refuse(path, "its metadata holds something else than text")
