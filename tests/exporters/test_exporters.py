@@ -140,7 +140,8 @@ def test_the_decomposed_exporter_writes_no_attention_operator(exported: Exported
 @pytest.mark.parametrize(
     ("part", "variant", "operator"),
     [
-        ("block", "self", "Attention"), ("block", "causal", "Attention"), ("block", "cross", "MultiHeadAttention"),
+        ("block", "self", "MultiHeadAttention"), ("block", "cross", "MultiHeadAttention"),
+        ("block", "causal", "Attention"),
         ("core", "self", "MultiHeadAttention"), ("core", "causal", "MultiHeadAttention"),
     ],
 )  # fmt: skip
