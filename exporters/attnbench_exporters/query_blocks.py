@@ -5,72 +5,25 @@ needs (B, H / H_kv, rows, kv_len), which stays in a core's cache, and a causal b
 half the products. All of it is standard operators, valid from opset 18 on, at any length.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from attnbench.errors import UnsupportedError
-from attnbench.interfaces import Array
 from attnbench.masks import Mask, parse_mask
+from attnbench_exporters.nested_graph import Graph, Operand
 
 FIRST_OPSET = 18  # ReduceMax as written here
 _KNOWN_ATTRIBUTES = {"is_causal", "scale", "softcap", "qk_matmul_output_mode", "softmax_precision"}
 _END = 2**62  # of a Slice: all there is
 # As measured on ONNX Runtime's CPU at T = 128 to 4096 (`make perf-recipes`).
 SHORT = 128  # queries that are answered without a loop: it would cost more than it saves
+SMALL = 512 * 512  # scores of a head for which that holds too where every key is read, so that no product is saved
 PARTS, LEAST_ROWS, MOST_ROWS = 8, 64, 128  # a block has q_len / 8 rows, from 64 to 128
 
-Operand = str | int | list[int] | Array  # a name, or a constant
 Range = tuple[str, str]  # from, to (not included): each a list of one number
-
-
-class Graph:
-    """Nodes being written: `graph.MatMul(a, b)` adds one and gives the name of its output."""
-
-    def __init__(self, prefix: str, constants: dict[str, Array] | None = None) -> None:
-        self.prefix, self.nodes = prefix, list[Any]()
-        self.constants: dict[str, Array] = {} if constants is None else constants
-
-    @property
-    def output(self) -> str:
-        """What the nodes of an inner graph give."""
-        return f"{self.prefix}output"
-
-    @property
-    def number(self) -> str:
-        """Which turn of the loop it is, where the graph is a loop's body."""
-        return f"{self.prefix}number"
-
-    def inner(self, name: str) -> "Graph":
-        """For the body of a loop; constants are shared with this graph."""
-        return Graph(f"{self.prefix}{name}_", self.constants)
-
-    def __getattr__(self, operator: str) -> Callable[..., str]:
-        """Write a node of this operator."""
-
-        def write(*inputs: Operand, output: str = "", **attributes: Any) -> str:
-            from onnx import helper
-
-            name = f"{self.prefix}{operator}_{len(self.nodes)}"
-            operands = [self._operand(value) for value in inputs]
-            self.nodes.append(helper.make_node(operator, operands, [output or name], name=name, **attributes))
-            return output or name
-
-        return write
-
-    def _operand(self, value: Operand) -> str:
-        if isinstance(value, str):
-            return value
-        array = value if isinstance(value, np.ndarray) else np.asarray(value, np.int64)
-        name = f"{self.prefix.split('/')[0]}/{array.dtype}_{array.ndim}d_{array.tobytes().hex()}"
-        self.constants[name] = array
-        return name
-
-    def size(self, tensor: str, axis: int) -> str:
-        """The size of an axis as a list of one number."""
-        return self.Shape(tensor, start=axis, end=axis + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +40,13 @@ class Node:
     scale: float
     dtype: np.dtype[Any]
     is_grouped: bool
+    is_square: bool  # as many queries as keys, whatever their number
     rule: Mask
+
+    @property
+    def is_causal_alone(self) -> bool:
+        """Query i sees the keys up to i: what is in front of a block is seen by all of it."""
+        return self.is_square and self.rule.position != "" and self.rule.window is None and not self.mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +60,7 @@ class Blocks:
     last: str  # where the last block begins
     shift: str = ""  # of the queries' positions among the keys; empty: none
     position: str = ""  # of the last block among the keys, at least 0
-    table: str = ""  # (rows, position + rows + 1): which key a row sees, or the bias that says so
+    table: str = ""  # (rows, ..): which key a row sees, or the bias that says so; see `_cut`
 
 
 def block_queries(model: Any, *, rule: Mask | None = None) -> int:
@@ -171,18 +130,23 @@ def read_node(node: Any, types: Mapping[str, Any], rule: Mask | None) -> Node:
         scale=attributes.get("scale") or 1.0 / float(np.sqrt(q[3].dim_value)),
         dtype=helper.tensor_dtype_to_np_dtype(types[inputs[0]].elem_type),
         is_grouped=not q[1].dim_value or q[1].dim_value != k[1].dim_value,
+        is_square=q[2] == k[2] and bool(q[2].dim_param),
         rule=rule or parse_mask("causal_top_left" if is_causal else "none"),
     )  # fmt: skip
 
 
 def write_attention(graph: Graph, node: Node) -> None:
-    """Up to `SHORT` queries at once, as a graph without a loop does; more by the loops."""
+    """Without a loop up to `SHORT` queries, and up to `SMALL` scores where all are needed; by the loops beyond."""
     whole, loop = graph.inner("whole"), graph.inner("loop")
     write_whole(whole, node)
     write_heads(loop, node)
     branches = {f"{name}_branch": _subgraph(g, (), node) for name, g in (("then", whole), ("else", loop))}
-    is_short = graph.Squeeze(graph.LessOrEqual(graph.size(node.q, 2), [SHORT]))
-    graph.If(is_short, output=node.output, **branches)
+    q_len = graph.size(node.q, 2)
+    is_short = graph.LessOrEqual(q_len, [SHORT])
+    if not node.rule.position:
+        scores = graph.Mul(q_len, graph.size(node.k, 2))
+        is_short = graph.Or(is_short, graph.LessOrEqual(scores, [SMALL]))
+    graph.If(graph.Squeeze(is_short), output=node.output, **branches)
 
 
 def _subgraph(graph: Graph, inputs: tuple[tuple[str, int], ...], node: Node, more: tuple[str, ...] = ()) -> Any:
@@ -238,7 +202,8 @@ def write_heads(graph: Graph, node: Node) -> None:
 def _cut(graph: Graph, node: Node) -> Blocks:
     """Blocks of rows = ceil(q_len / count) queries, count = ceil(q_len / size), size = q_len / 8 within its limits.
 
-    Which keys the rows of a block see depends on where the block stands only by a shift: one table serves them all.
+    Which keys the rows of a block see depends on where the block stands only by a shift: one table serves them all,
+    (rows, position + rows + 1). Of causal attention alone it needs the block's own keys: (rows, rows + 1).
     """
     q_len, kv_len = graph.size(node.q, 2), graph.size(node.k, 2)
     size = graph.Min(graph.Max(graph.Div(q_len, [PARTS]), [LEAST_ROWS]), [MOST_ROWS])
@@ -249,6 +214,9 @@ def _cut(graph: Graph, node: Node) -> Blocks:
     blocks = Blocks(q_len=q_len, kv_len=kv_len, count=count, rows=rows, last=last)
     if not node.rule.position:
         return blocks
+    if node.is_causal_alone:
+        table = _bias(graph, node, "", _visible(graph, node.rule, "", rows, graph.Add(rows, [1])))
+        return replace(blocks, table=table)
     shift = _shift(graph, node.rule, q_len, kv_len)
     position = graph.Max(graph.Add(last, shift), [0]) if shift else last
     columns = graph.Add(graph.Add(position, rows), [1])  # the last one is seen by no row
@@ -275,6 +243,10 @@ def _write_block(body: Graph, node: Node, blocks: Blocks) -> None:
     """One block: queries first <= i < end, the keys that positions let them see, softmax, sum of values."""
     first = body.Min(body.Mul(body.Unsqueeze(body.number, [0]), blocks.rows), blocks.last)
     rows: Range = first, body.Add(first, blocks.rows)
+    query = body.Slice(node.q, *rows, [2])  # (B, H, rows, D)
+    if node.is_causal_alone:
+        _write_causal_block(body, node, query, rows, blocks)
+        return
     keys, values, visible = node.k, node.v, ""
     mask = _part_of_mask(body, node, -2, rows)
     if node.rule.position:
@@ -284,15 +256,30 @@ def _write_block(body: Graph, node: Node, blocks: Blocks) -> None:
         visible = body.Slice(blocks.table, *columns, [1])  # (rows, keys)
         mask = _part_of_mask(body, replace(node, mask=mask), -1, seen)
     bias = _bias(body, node, mask, visible) if node.mask else visible
-    query = body.Slice(node.q, *rows, [2])  # (B, H, rows, D)
     _attend(body, node, (query, keys, values), bias, output=body.output)
+
+
+def _write_causal_block(body: Graph, node: Node, query: str, rows: Range, blocks: Blocks) -> None:
+    """A block whose own keys alone are masked; key 0 counts as in front of the first block: no operand is empty."""
+    first, end = rows
+    split = body.Max(first, [1])
+    triangle = body.Slice(blocks.table, body.Sub(split, first), blocks.rows, [1])  # (rows, rows or rows - 1)
+    before = _scores(body, node, query, body.Slice(node.k, [0], split, [2]))
+    own = body.Add(_scores(body, node, query, body.Slice(node.k, split, end, [2])), triangle)
+    weights = body.Softmax(body.Concat(before, own, axis=-1), axis=-1)
+    _by_heads(body, node, weights, body.Slice(node.v, [0], end, [2]), body.output)
+
+
+def _scores(graph: Graph, node: Node, query: str, keys: str) -> str:
+    """Query keys: (B, H, R, D), (B, H_kv, X, D) -> (B, H, R, X)."""
+    scaled = graph.Mul(query, np.array(node.scale, node.dtype))
+    return _by_heads(graph, node, scaled, graph.Transpose(keys, perm=[0, 1, 3, 2]))
 
 
 def _attend(graph: Graph, node: Node, operands: tuple[str, str, str], bias: str, output: str = "") -> str:
     """softmax(query keys + bias) values: (B, H, R, D), (B, H_kv, D, X), (B, H_kv, X, D_v) -> (B, H, R, D_v)."""
     query, keys, values = operands
-    scaled = graph.Mul(query, np.array(node.scale, node.dtype))
-    scores = _by_heads(graph, node, scaled, graph.Transpose(keys, perm=[0, 1, 3, 2]))  # (B, H, R, X)
+    scores = _scores(graph, node, query, keys)
     weights = graph.Softmax(graph.Add(scores, bias) if bias else scores, axis=-1)
     if not (node.mask or node.rule.may_mask_rows):
         return _by_heads(graph, node, weights, values, output)

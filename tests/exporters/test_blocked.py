@@ -37,7 +37,7 @@ SIZES = [(1, 5), (3, 3), (4, 9), (5, 2), (7, 7), (16, 40), (33, 17), (100, 101)]
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("SHORT", 3), ("LEAST_ROWS", 3), ("MOST_ROWS", 8)):
+    for name, value in (("SHORT", 3), ("SMALL", 9), ("LEAST_ROWS", 3), ("MOST_ROWS", 8)):
         monkeypatch.setattr(query_blocks, name, value)
 
 
@@ -68,7 +68,7 @@ def test_every_form_is_right_around_the_edges_of_blocks(problem: Problem, tmp_pa
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("runtime", ["openvino", "onnx-reference"])
-@pytest.mark.parametrize("problem", [FORMS[2], FORMS[4], FORMS[6]], ids=Problem.label)
+@pytest.mark.parametrize("problem", [FORMS[1], FORMS[2], FORMS[4], FORMS[6]], ids=Problem.label)
 def test_other_runtimes_run_the_loops_right(problem: Problem, runtime: str, tmp_path: Path) -> None:
     artifact = OnnxBlocked().export(problem, 20, tmp_path / "m.onnx", seed=0)
     with load_runtime(runtime).load(problem, artifact, Settings()) as session:
@@ -99,6 +99,56 @@ def test_no_product_of_all_queries_and_keys_is_outside_of_the_branches(tmp_path:
     assert branches["then_branch"].count("Softmax") == 1
     assert "Loop" in branches["else_branch"]
     assert "Softmax" not in branches["else_branch"]
+
+
+def innermost(graph: onnx.GraphProto) -> onnx.GraphProto:
+    """The body of the loop in the loop in the branch for long sequences."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("else_branch", "body"):
+                return innermost(attribute.g)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("variant", "mask", "added_to"),
+    [("causal", "causal_top_left", "MatMul_own"), ("causal", "sliding_window_3", "MatMul_all"), ("self", "none", "")],
+)
+def test_a_causal_block_masks_its_own_keys_alone(variant: str, mask: str, added_to: str, tmp_path: Path) -> None:
+    """Adding to all keys costs as much as reading them; a window hides keys in front of the block too."""
+    problem = Problem.make(variant=variant, seq_len=8, mask=mask, **HEADS)
+    artifact = OnnxBlocked().export(problem, 20, tmp_path / "m.onnx", seed=0)
+    body = innermost(onnx.load(artifact.path).graph)
+    makers = {output: node for node in body.node for output in node.output}
+    products = [node.output[0] for node in body.node if node.op_type == "MatMul"]
+    masked = [makers[n.input[0]] for n in body.node if n.op_type == "Add" and n.input[0] in products]
+    names = {"MatMul_all": products[:1], "MatMul_own": products[1:2], "": []}
+    assert [node.output[0] for node in masked] == names[added_to]
+    assert len(products) == (3 if added_to == "MatMul_own" else 2)
+
+
+@pytest.mark.parametrize(
+    ("problem", "lengths"),
+    [
+        (FORMS[0], {(512, 512): True, (513, 513): False, (128, 128): True}),
+        (Problem.make(variant="causal", seq_len=8, **HEADS), {(128, 128): True, (129, 129): False}),
+        (Problem.make(variant="cross", seq_len=8, **HEADS), {(1024, 256): True, (1024, 257): False, (128, 9999): True}),
+    ],
+    ids=["self", "causal", "cross"],
+)
+def test_the_loop_begins_where_it_saves_more_than_it_costs(
+    problem: Problem, lengths: dict[tuple[int, int], bool], tmp_path: Path
+) -> None:
+    """Asked of the condition itself, which becomes the only output."""
+    artifact = OnnxBlocked().export(problem, 20, tmp_path / "m.onnx", seed=0)
+    model = onnx.load(artifact.path)
+    condition = next(node.input[0] for node in model.graph.node if node.op_type == "If")
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info(condition, TensorProto.BOOL, []))
+    session = session_of(model.SerializeToString())
+    for (q_len, kv_len), is_whole in lengths.items():
+        inputs = make_inputs(problem.at(q_len=q_len, kv_len=kv_len))
+        assert bool(session.run(None, dict(inputs))[0]) is is_whole, (q_len, kv_len)
 
 
 def attention_model(mask_shape: list[str | int] | None, kind: int, **attributes: float) -> onnx.ModelProto:
