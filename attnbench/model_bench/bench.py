@@ -1,6 +1,5 @@
 """A bench of a model of the user: what its groups ask of the run instead of what they ask for attention."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,10 +39,12 @@ class ModelBench(Bench):
     has_inputs: bool = False  # arrays were given
     keeps_outputs: bool = False
     _judges: dict[str, str] = field(default_factory=dict)  # problem_id -> the arm that judges the others
-    _moving: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        """A file from elsewhere is never run without a limit."""
+        """The model moves into the run directory, so that the run can be resumed; it is never run without a limit."""
+        target = self.run_dir.path / "artifacts" / FOLDER
+        if self.source.folder != target:
+            self.source = self.source.moved_to(target)
         if self.sweep.memory_limit_bytes is None:
             self.sweep = self.sweep.model_copy(update={"memory_limit_bytes": MEMORY_LIMIT_BYTES})
 
@@ -63,17 +64,9 @@ class ModelBench(Bench):
         """The forkserver for the module in float64."""
         return self.servers.get((*WITH_EXPORTERS, *ALWAYS_PRELOADED))
 
-    def settled(self) -> Source:
-        """The model in the run directory; it is moved there when it is first needed."""
-        with self._moving:
-            target = self.run_dir.path / "artifacts" / FOLDER
-            if self.source.folder != target:
-                self.source = self.source.moved_to(target)
-            return self.source
-
     def given_inputs(self) -> dict[str, Any]:
         """The arrays of the user."""
-        return {"inputs": str(self.settled().folder / INPUTS_FILE)} if self.has_inputs else {}
+        return {"inputs": str(self.source.folder / INPUTS_FILE)} if self.has_inputs else {}
 
     def is_shape_static(self, problem: AnyProblem) -> bool:
         """Only a model of which one dim alone follows T can be called at a short T first, on drawn inputs."""
@@ -93,7 +86,7 @@ class ModelBench(Bench):
         return found
 
     def _as_it_is(self, arm: Arm, problem: AnyProblem) -> Exported:
-        source = self.settled()
+        source = self.source
         artifact = Artifact(
             path=source.path, exporter=arm.exporter, opset=source.opset, sha256=source.sha256[source.file],
             size_bytes=source.size_bytes, problem=problem,
@@ -113,7 +106,7 @@ class ModelBench(Bench):
         path = self.run_dir.path / "artifacts" / f"{exporter}-opset{opset or 'default'}-{problem.static_key()}.onnx"
         with self.worker(self.server("exporter", exporter), f"export-{exporter}") as worker:
             made = worker.ask(
-                f"{_TASKS}:write", timeout_s=max(self.sweep.timeout_s, 120.0), program=str(self.settled().path),
+                f"{_TASKS}:write", timeout_s=max(self.sweep.timeout_s, 120.0), program=str(self.source.path),
                 problem=problem.as_dict(), exporter=exporter, opset=opset or None, path=str(path),
             )  # fmt: skip
         return Exported(
@@ -136,7 +129,6 @@ class ModelBench(Bench):
         return self.run_dir.work_path / f"{problem.problem_id}-reference.npz"
 
     def _module_reference(self, problem: ModelProblem) -> dict[str, Any]:
-        assert self.settled().module is not None
         with self.worker(self.reference_server(), "reference") as worker:
             found = worker.ask(
                 f"{_TASKS}:reference", timeout_s=max(self.sweep.timeout_s, 120.0), problem=problem.as_dict(),
