@@ -9,12 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from attnbench.errors import InputError
+from attnbench.errors import InputError, UntrustedModelError
 from attnbench.inputs import draw
 from attnbench.interfaces import Array
 from attnbench.model_problem import FLOATS, TensorSpec
+from attnbench.untrusted import open_named
 
 PICKLES = (".bin", ".ckpt", ".joblib", ".npy", ".pickle", ".pkl", ".pt", ".pth")
+MAX_INPUTS_BYTES = 1 << 20  # of the TOML file
 MAX_BYTES = 4 << 30  # of the inputs of a case
 DEFAULT_MAX = 64
 # Examples that no size of a module is likely to have, so that what was baked of them is found.
@@ -103,10 +105,15 @@ def read_inputs(path: Path) -> ModuleInputs:
         InputError: it cannot be read or says what no module can have; with the key that is wrong.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as err:
-        raise InputError(f"--inputs {str(path)!r} cannot be read: {err.strerror}; name a TOML file") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        with open_named(path) as file:
+            text = file.read(MAX_INPUTS_BYTES + 1)
+    except UntrustedModelError as err:
+        raise InputError(f"--inputs {err}") from err
+    if len(text) > MAX_INPUTS_BYTES:
+        raise InputError(f"--inputs {str(path)!r} has over {MAX_INPUTS_BYTES:,} bytes; name a TOML file")
+    try:
+        table = tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as err:
         raise InputError(f"--inputs {str(path)!r} is not TOML: {err}") from err
     weights = table.get("weights")
     if isinstance(weights, str):

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,22 @@ def test_inputs_that_no_machine_holds_are_refused_before_they_are_made(tmp_path:
 def test_a_missing_file_is_told_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere.toml' cannot be read: No such file"):
         read_inputs(tmp_path / "nowhere.toml")
+
+
+def test_a_pipe_a_huge_file_and_deep_toml_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "inputs.toml"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="pipe or device"):
+        read_inputs(path)
+    path.unlink()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(InputError, match="over 1,048,576 bytes"):
+        read_inputs(path)
+    for text in ("x=" + "[" * 5000 + "]" * 5000, "\udcff"):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(InputError, match="is not TOML"):
+            read_inputs(path)
 
 
 def test_the_file_that_the_documentation_shows_is_one(tmp_path: Path) -> None:
