@@ -101,20 +101,8 @@ class Reference:
         Raises:
             InputError: it does not run in float64, computes something in a lower precision, or is not deterministic.
         """
-        import torch
-
-        tensors = [to_torch(array) for array in inputs.values()]
-        tensors = [t.double() if t.is_floating_point() else t for t in tensors]
-        doing = f"{self.name} does not run in float64, so that there is nothing to judge its file by"
-        found = []
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        try:
-            for _ in range(times):
-                with declared_path(), UserCode(doing), _in_float64(doing):
-                    found.append([t.clone().numpy() for t in self._double(*(t.clone() for t in tensors))])
-        finally:
-            torch.set_default_dtype(default)
+        tensors = _doubles(inputs)
+        found = [self._in_double([t.clone() for t in tensors]) for _ in range(times)]
         for first, last in zip(found[0], found[-1], strict=True):
             if not np.array_equal(first, last, equal_nan=first.dtype.kind == "f"):
                 raise InputError(
@@ -122,6 +110,59 @@ class Reference:
                     "it a function of its inputs in eval mode"
                 )
         return found[0]
+
+    def refuses_strides(self, inputs: Mapping[str, Array], expected: list[Array]) -> bool:
+        """Does it refuse inputs that are not contiguous, as `view` does? A file takes values, in whatever layout.
+
+        Args:
+            inputs: of a case.
+            expected: what it gives in float64 where they are contiguous.
+
+        Raises:
+            InputError: it takes them and gives something else: what it computes is not a function of the values.
+        """
+        try:
+            found = self._in_double([_strided(t) for t in _doubles(inputs)])
+        except InputError:
+            return True
+        for due, array in zip(expected, found, strict=True):
+            is_float = due.dtype.kind == "f"
+            size = float(np.abs(due[np.isfinite(due)]).max(initial=0.0)) if is_float else 0.0
+            if due.shape != array.shape or not np.allclose(array, due, rtol=0, atol=1e-9 * size, equal_nan=is_float):
+                raise InputError(
+                    f"{self.name} gives something else for the same values when its inputs are not contiguous in "
+                    "memory: a file has no strides; decide by shapes and values, or call contiguous() first"
+                )
+        return False
+
+    def _in_double(self, tensors: list[Any]) -> list[Array]:
+        """One call in float64."""
+        import torch
+
+        doing = f"{self.name} does not run in float64, so that there is nothing to judge its file by"
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with declared_path(), UserCode(doing), _in_float64(doing):
+                return [t.clone().numpy() for t in self._double(*tensors)]
+        finally:
+            torch.set_default_dtype(default)
+
+
+def _doubles(inputs: Mapping[str, Array]) -> list[Any]:
+    """Floating-point inputs as float64, the others as they are."""
+    tensors = [to_torch(array) for array in inputs.values()]
+    return [t.double() if t.is_floating_point() else t for t in tensors]
+
+
+def _strided(tensor: Any) -> Any:
+    """The same values, every second number of a larger tensor, so that no two axes can be viewed as one."""
+    if tensor.dim() == 0:
+        return tensor
+    size = 2 * tensor.shape[-1]
+    larger = tensor.new_zeros((*tensor.shape[:-1], size + 1))
+    larger[..., :size:2] = tensor
+    return larger[..., :size:2]
 
 
 def _in_float64(doing: str) -> Any:

@@ -30,7 +30,7 @@ _NARROW = 16  # an output with fewer numbers in a row
 
 
 def take(*, module: str, inputs: str, start: str, seed: int, folder: str, program: str) -> dict[str, Any]:
-    """Run the module on all cases and trace it; {"problem": ..., "golden": ..., "left_out": ..., "weights": ...}.
+    """Run the module on all cases and trace it; the keys are problem, golden, left_out, weights, refuses_strides.
 
     The only question that imports code of the user: golden/*.npz and the program are what everything else is made of.
 
@@ -57,9 +57,11 @@ def take(*, module: str, inputs: str, start: str, seed: int, folder: str, progra
     _refuse_large(arrays, own)
     (Path(folder) / GOLDEN).mkdir(exist_ok=True)
     names = [spec.name for spec in specs]
-    written, left_out = list[_Written](), []
+    written, left_out, refuses_strides = list[_Written](), [], False
     for case, given, outputs in zip(cases, arrays, own, strict=True):
         answers = reference.expected(given, times=1 if written else 2)
+        if not written:
+            refuses_strides = reference.refuses_strides(given, answers)
         expected = dict(zip(names, answers, strict=True))
         if not any(np.isnan(array).any() for array in expected.values() if array.dtype.kind == "f"):
             rounded = dict(zip(names, map(to_numpy, outputs), strict=True))
@@ -71,7 +73,8 @@ def take(*, module: str, inputs: str, start: str, seed: int, folder: str, progra
     save_program(trace(module, made, found), Path(program))
     problem = ModelProblem(name=module, inputs=found.specs, outputs=specs)
     golden = [entry.model_dump(mode="json") for entry in _entries(written, specs)]
-    return {"problem": problem.as_dict(), "golden": golden, "left_out": left_out, "weights": _weights(made)}
+    return {"problem": problem.as_dict(), "golden": golden, "left_out": left_out, "weights": _weights(made),
+            "refuses_strides": refuses_strides}  # fmt: skip
 
 
 def _refuse_large(arrays: Sequence[Mapping[str, Array]], outputs: Sequence[Sequence[Any]]) -> None:

@@ -190,6 +190,9 @@ class ModuleSource:
         if self._taken["left_out"]:
             found.append("The module itself gives NaN where the first row of its boolean inputs is all "
                          f"{self._of_rows(self._taken['left_out'])}; that is not among the cases.")  # fmt: skip
+        if self._taken["refuses_strides"]:
+            found.append("The module itself refuses inputs that are not contiguous in memory (it calls view on them); "
+                         "give contiguous ones.")  # fmt: skip
         if shared := self._taken["weights"]["shared"]:
             found.append(f"{shared} of the {self._taken['weights']['names']} weights are shared with another; the file "
                          "holds each once.")  # fmt: skip
