@@ -199,9 +199,10 @@ def _exporter_probes(request: ModelRequest, sweep: Sweep) -> dict[str, Probe]:
 def _notices(source: Source, problem: ModelProblem) -> Iterator[str]:
     """What a reader has to know of the inputs and of the judge."""
     yield "the time of a model is not known before it runs: the prediction is a guess"
-    drawn = [tensor.name for tensor in problem.inputs if tensor.dtype.startswith("int") and source.kind == "onnx"]
-    if drawn and not problem.inputs_sha256:
-        yield f"integer inputs ({', '.join(drawn)}) are drawn from 0 and 1; --load-inputs FILE.npz gives others"
+    integers = [tensor for tensor in problem.inputs if tensor.dtype.startswith("int")]
+    if integers and source.kind == "onnx" and not problem.inputs_sha256:
+        ranges = ", ".join(f"{tensor.name} from {tensor.least} to {tensor.most}" for tensor in integers)
+        yield f"integer inputs are drawn evenly: {ranges}; --load-inputs FILE.npz gives others"
     if source.kind == "onnx":
         yield (
             "a file has no float64 reference: arms are compared with the first that runs it, which says that they "

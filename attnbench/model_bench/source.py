@@ -115,11 +115,24 @@ def _stage_file(request: ModelRequest, shop: Shop, folder: Path) -> Source:
         raise UntrustedModelError(told) from err
     return Source(
         folder=folder, kind="onnx", name=request.onnx.name, file=f"{_COPY}/{copy.name}",
-        inputs=tuple(_spec(value, "input") for value in _with_ranks(facts, request.shapes)),
+        inputs=_with_tables(shop, copy, [_spec(value, "input") for value in _with_ranks(facts, request.shapes)]),
         outputs=tuple(_spec(value, "output") for value in facts.outputs),
         precision=_precision(facts), opset=facts.opsets.get("", facts.opsets.get("ai.onnx", 0)),
         size_bytes=facts.size_bytes + sum(facts.files.values()), sha256=_digests(folder),
     )  # fmt: skip
+
+
+def _with_tables(shop: Shop, path: Path, inputs: list[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Integers that choose rows of a table of the file may choose any, others are 0 or 1."""
+    if not any(tensor.dtype.startswith("int") for tensor in inputs):
+        return tuple(inputs)
+    sizes = shop.ask("attnbench.model_bench.tables:table_sizes", preload=("onnx",), path=str(path))["sizes"]
+    return tuple(
+        replace(tensor, most=sizes[tensor.name] - 1)
+        if tensor.name in sizes and tensor.dtype.startswith("int")
+        else tensor
+        for tensor in inputs
+    )
 
 
 def _with_ranks(facts: ModelFacts, shapes: Mapping[str, tuple[int, ...]]) -> list[Value]:
