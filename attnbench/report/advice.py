@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.analysis.groups import Panel, attention_share, judge_of, latency_ms, peak_bytes, x_of
+from attnbench.analysis.groups import Panel, attention_share, latency_ms, peak_bytes, x_of
 from attnbench.records import Record, known_size
-from attnbench.report.judged import how_judged, words_of
+from attnbench.report.judged import how_judged, words_for, words_of
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_list, fmt_percent, unique
 
 
@@ -105,7 +105,7 @@ def not_proved(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
     """What a reader might take from the run and must not."""
     right = [r for r in records if latency_ms(r)]
     if not right:
-        ran = words_of(judge_of(records)).ran
+        ran = words_for(records).ran
         return [f"Nothing: no case {ran}, so no statement about speed or memory is proved."]
     is_model = any(r.model is not None for r in right)
     sizes = _model_sizes(right) if is_model else _sizes(right)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.groups import Facet, Panel, judge_of, latency_ms, peak_bytes
+from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
 from attnbench.records import FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
-from attnbench.report.judged import how_judged, words_of
+from attnbench.report.judged import how_judged, words_for
 from attnbench.report.merged import run_names, runs_of
 from attnbench.report.page_data import Explorer
 from attnbench.report.pictures import SECTIONS, Pictures, styles_for
@@ -88,7 +88,7 @@ def _context(
     wrong = findings.wrong_answers(panels)
     names = run_names(manifest)
     is_model = any(r.model is not None for r in records)
-    hidden, words = _hidden(panels), words_of(judge_of(records))
+    hidden, words = _hidden(panels), words_for(records)
     return {
         "run_name": text.printable(run_name),
         "manifest": manifest,

@@ -29,6 +29,13 @@ RIGHT = Words(
 )  # fmt: skip
 
 
+MIXED = Words(
+    column="within", none="none within its limit", nothing_ran="nothing within its limit", only_one="the only one",
+    holds="within its limit", ran="ran", wrong="answer beyond its limit", wrong_title="Answers beyond their limit",
+    wrong_link="Beyond",
+)  # fmt: skip
+
+
 def words_of(judge: str | None) -> Words:
     """The words for rows that this arm judged; None: float64 did."""
     if judge is None:
@@ -51,16 +58,39 @@ def count_at(panel: Panel, x: int) -> str:
     return f"{len(right)}/{answered}" if answered else ""
 
 
+def words_for(records: Sequence[Record]) -> Words:
+    """The words for rows that may be of several runs: only where all are judged by float64 is anything right."""
+    kinds = _kinds(records)
+    if "file" not in kinds:
+        return RIGHT
+    return words_of(judge_of(records)) if kinds == {"file"} else MIXED
+
+
 def how_judged(records: Sequence[Record]) -> str:
-    """What the error columns are differences to, a sentence or two."""
-    if judges := judges_of(records):
+    """What the error columns are differences to, in a few sentences."""
+    kinds = _kinds(records)
+    told = []
+    if "file" in kinds:
+        judges = judges_of(records)
         others = f" (where that gave none, with {fmt_list(judges[1:])})" if len(judges) > 1 else ""
-        return (
+        told.append(
             f"There is no float64 truth for a file: every other arm is compared with {printable(judges[0])}{others}, "
             "whose own answer was not judged. Agreement is no proof: where both err alike, nothing here shows it."
         )
-    if any(r.model is not None for r in records):
-        if all(r.worst_row_rel_err is None for r in records):
-            return "No answer was compared with another."
-        return "Error is against the module itself in float64, from the same rounded inputs and weights."
-    return "Error is against a float64 oracle on the same rounded inputs."
+    if kinds - {"file"} and all(r.worst_row_rel_err is None for r in records if r.model is not None):
+        told += ["No answer was compared with another."] * (kinds == {"module"})
+    elif "module" in kinds:
+        error = "Error" if kinds == {"module"} else "The error of a module"
+        told.append(f"{error} is against the module itself in float64, from the same rounded inputs and weights.")
+    if "attention" in kinds:
+        error = "Error" if kinds == {"attention"} else "That of the built-in attention"
+        told.append(f"{error} is against a float64 oracle on the same rounded inputs.")
+    return " ".join(told)
+
+
+def _kinds(records: Sequence[Record]) -> set[str]:
+    """Of file, module and attention those that rows are about."""
+    files = {(r.run_id, r.model) for r in records if r.model is not None and judges_of([r])}
+    found = {"attention"} if any(r.model is None for r in records) or not records else set()
+    models = {(r.run_id, r.model) for r in records if r.model is not None}
+    return found | ({"file"} if files else set()) | ({"module"} if models - files else set())

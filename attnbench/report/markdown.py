@@ -19,7 +19,7 @@ from attnbench.report.findings import (
     trust_line,
     wrong_answers,
 )
-from attnbench.report.judged import count_at, how_judged, words_of
+from attnbench.report.judged import count_at, how_judged, words_for, words_of
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number, fmt_ratio, printable
 
 MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
@@ -138,7 +138,7 @@ def _troubles(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: str
     ]
     failed = [_line(trouble) for trouble in found if trouble.status in FAILED]
     others = [_line(trouble) for trouble in found if trouble.status not in FAILED]
-    noun = words_of(next((judge for panel in panels if (judge := panel.judge)), None)).wrong
+    noun = words_for([r for panel in panels for r in panel.records]).wrong
     return _some(wrong, noun) + _some(failed, "reason"), _some(others, "reason")
 
 

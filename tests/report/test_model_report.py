@@ -15,7 +15,7 @@ from attnbench.records import Record
 from attnbench.report.build import build_report
 from attnbench.report.decisions import decisions
 from attnbench.report.findings import trust_line
-from attnbench.report.judged import count_at, how_judged
+from attnbench.report.judged import count_at, how_judged, words_for, words_of
 from attnbench.report.junit import junit_xml
 from attnbench.report.markdown import markdown_summary
 from attnbench.report.names import case_names
@@ -131,6 +131,24 @@ def test_where_the_judge_has_no_answer_another_one_judges() -> None:
     assert "with file@ort-cpu (where that gave none, with file@openvino), whose" in how_judged(rows)
     (panel,) = make_panels(rows)
     assert [count_at(panel, x) for x in panel.xs] == ["2/2", "1/1", "2/2"]
+
+
+def test_in_a_merged_report_every_kind_of_run_has_its_own_judge(lab: Any) -> None:
+    file, module = model_records(), model_records(judge=None, arms=MODULE_ARMS, name="blocks:Mine", run_id="second")
+    attention = [r.model_copy(update={"run_id": "third"}) for r in lab.default_records(seq_lens=(128,))]
+    assert how_judged([*file, *module, *attention]).count("compared with") == 1
+    assert "The error of a module is against the module itself" in how_judged([*file, *module])
+    assert "That of the built-in attention is against a float64 oracle" in how_judged([*file, *attention])
+    assert words_for([*file, *module]).wrong_title == "Answers beyond their limit"
+    assert words_for([*module, *attention]).wrong_title == "Wrong answers"
+    assert [words_of(panel.judge).column for panel in make_panels([*file, *module])] == ["agree", "right"]
+    assert how_judged(attention) == "Error is against a float64 oracle on the same rounded inputs."
+
+
+def test_an_arm_of_torch_that_cannot_take_a_file_makes_no_module_of_it() -> None:
+    rows = model_records()
+    rows.append(rows[0].model_copy(update={"exporter": "torch", "arm": "torch-eager", "status": "unsupported"}))
+    assert "module" not in how_judged(rows)
 
 
 def test_names_for_programs_tell_sizes_apart() -> None:
