@@ -17,6 +17,7 @@ from attnbench.deploy import rtx
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, Fault, load
 from attnbench.errors import InputError, UnavailableError
 from attnbench.problem import Problem
+from tests.deploy.bundles import run_verify
 
 LOG = "Total Activation Memory: 1024 bytes\nMax Scratch Memory: 512 bytes\nTotal Activation Memory: 2048 bytes\n"
 
@@ -165,3 +166,10 @@ def test_an_engine_is_compiled_for_every_architecture_without_a_gpu(tmp_path: Pa
     assert made.model == "model-sm80.engine"
     assert {"model-sm80.engine", "model-sm89.engine", rtx.ENGINES} < set(made.files)
     assert all(engine["planned_activation_bytes"] > 0 for engine in told["engines"].values())
+    done = run_verify(tmp_path / "b")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        assert done.returncode == CANNOT_LOAD, done.stdout + done.stderr
+        assert "loads no engine of the bundle: there is no NVIDIA driver here" in done.stdout
+        assert bundles.verify(tmp_path / "b").exit_code == CANNOT_LOAD
