@@ -19,6 +19,7 @@ def plan_text(plan: "Plan", *, width: int) -> str:
     problems = [group.problem for group in plan.groups]
     found = (p.kv_len if p.variant == "decode" else p.q_len for p in problems)
     lengths = ", ".join(map(str, sorted({length for length in found if length is not None})))
+    least = "at least " if any(p.part == "model" for p in problems) else ""  # what a call of it holds is not known
     lines = [
         f"{_count(plan.case_count, 'case')}: {_count(len(problems), 'problem')} "
         + (f"(T = {lengths}) " if lengths else "")
@@ -26,7 +27,7 @@ def plan_text(plan: "Plan", *, width: int) -> str:
         *(f"  {arm}" for arm in plan.arms),
         f"predicted time {_minutes(plan.total_s)}" + _budget(plan),
         *(f"  {_minutes(seconds):>6}  {phase}" for phase, seconds in plan.split().items()),
-        f"predicted memory {_gib(plan.peak_memory_bytes)} of {_gib(plan.available_bytes)} free",
+        f"predicted memory {least}{_gib(plan.peak_memory_bytes)} of {_gib(plan.available_bytes)} free",
         *(f"note: {notice}" for notice in plan.notices),
     ]
     return "\n".join(textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines)

@@ -46,6 +46,7 @@ def test_the_commands_shown_plan_a_run(folder: Path, run: Callable[..., Call]) -
         code, out, err = run(*shlex.split(command), "--dry-run")
         assert (code, err) == (0, ""), command
         assert "T = 128, 256, 512, 1024" in out
+        assert "predicted memory at least " in out
 
 
 @pytest.mark.parametrize(

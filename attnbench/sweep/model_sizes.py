@@ -85,6 +85,13 @@ def _refuse_contradictions(
         raise InputError(f"{both[0]!r} has both --bind and --set; it follows T or is set, leave one out")
 
 
+def tensor_bytes(problem: ModelProblem) -> int:
+    """Bytes of all inputs, and of the outputs whose shapes the inputs tell: what a call holds at least."""
+    kinds = {tensor.name: tensor.dtype for tensor in (*problem.inputs, *problem.outputs)}
+    shapes = [*problem.input_shapes().items(), *problem.output_shapes().items()]
+    return sum(math.prod(shape) * ITEM_BYTES[kinds[name]] for name, shape in shapes if shape is not None)
+
+
 def parse_form(dim: str, text: str) -> tuple[str, int]:
     """The operator and number of T, T/N, T*N, T+N or T-N; ("+", 0) for T.
 

@@ -11,6 +11,7 @@ from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import DTYPE_BYTES, Problem
 from attnbench.sweep import rounds
 from attnbench.sweep.grid import TORCH, Arm, Sweep
+from attnbench.sweep.model_sizes import tensor_bytes
 
 # Orientation measured on a 2-vCPU Zen machine with one thread; a run corrects itself by what it sees.
 GFLOPS_PER_THREAD = {"fp32": 80.0, "bf16": 120.0, "fp16": 3.0}
@@ -186,9 +187,12 @@ def _weights_gb(problem: AnyProblem) -> float:
 
 
 def _memory_bytes(problem: AnyProblem, arms: Sequence[Arm]) -> int:
-    """All arms of a problem parked at once: their score matrices, inputs and outputs, a loaded framework each."""
+    """All arms of a problem parked at once: their score matrices, inputs and outputs, a loaded framework each.
+
+    What a model holds within a call is not known: of it this is the least.
+    """
     if isinstance(problem, ModelProblem):
-        return len(arms) * (150 << 20)
+        return len(arms) * (2 * tensor_bytes(problem) + (150 << 20))
     score = problem.score_bytes() * 4 // DTYPE_BYTES[problem.dtype]
     tensors = roofline.bytes_min(problem)
     total = 0.0

@@ -6,7 +6,9 @@ import pytest
 
 from attnbench.errors import InputError
 from attnbench.model_problem import ModelProblem, TensorSpec
-from attnbench.sweep.model_sizes import problems_of
+from attnbench.sweep import plan
+from attnbench.sweep.grid import Arm
+from attnbench.sweep.model_sizes import problems_of, tensor_bytes
 
 IDS = TensorSpec(name="ids", dtype="int64", dims=("batch", "seq"))
 MASK = TensorSpec(name="mask", dtype="fp32", dims=("batch", 1, "kv"))
@@ -141,3 +143,16 @@ def test_a_size_that_no_dim_can_have_is_refused(size: int) -> None:
 def test_a_tensor_that_no_machine_holds_is_refused() -> None:
     told = refusal([IDS], sizes={"batch": [2**20], "seq": [2**20]})
     assert "ids of shape 1048576x1048576 would need 8796093022208 bytes" in told
+
+
+def test_the_bytes_of_a_problem_are_those_of_the_tensors_whose_shapes_are_known() -> None:
+    """ids 2 x 3 of 8 bytes, mask 2 x 1 x 5 of 4; logits have a dim that no input has."""
+    (only,) = problems(sizes={"batch": [2], "seq": [3], "kv": [5]})
+    assert tensor_bytes(only) == 2 * 3 * 8 + 2 * 5 * 4
+
+
+def test_the_plan_of_a_model_counts_its_inputs_and_outputs_for_every_arm() -> None:
+    y = TensorSpec(name="y", dtype="fp16", dims=("batch", "seq"))
+    (only,) = problems_of("m", [IDS], [y], bind={}, sizes={"batch": [1], "seq": [10**9]}, shapes={}, seq_lens=())
+    arms = [Arm(exporter="file", runtime=name) for name in ("ort-cpu", "openvino")]
+    assert plan._memory_bytes(only, arms) >= 2 * 2 * 10 * 10**9
