@@ -99,10 +99,18 @@ class Reference:
             times: how often it is asked; every answer must be the same.
 
         Raises:
-            InputError: it does not run in float64, computes something in a lower precision, or is not deterministic.
+            InputError: it does not run in float64, computes something in a lower precision, is not deterministic, or
+                writes to its inputs.
         """
         tensors = _doubles(inputs)
-        found = [self._in_double([t.clone() for t in tensors]) for _ in range(times)]
+        copies = [[t.clone() for t in tensors] for _ in range(times)]
+        found = [self._in_double(given) for given in copies]
+        for name, before, after in zip(inputs, tensors, copies[0], strict=True):
+            if not before.equal(after):
+                raise InputError(
+                    f"{self.name} writes to its input {name} in place, which a file never does; write to "
+                    f"a copy: {name} = {name}.clone()"
+                )
         for first, last in zip(found[0], found[-1], strict=True):
             if not np.array_equal(first, last, equal_nan=first.dtype.kind == "f"):
                 raise InputError(

@@ -95,6 +95,10 @@ class Random(nn.Module):
     def forward(self, x):
         return x + torch.rand(1)
 
+class WritesToItsInput(nn.Module):
+    def forward(self, x):
+        return x.mul_(2.0) + 1
+
 class Words(nn.Module):
     def forward(self, x):
         return x, "done"
@@ -365,6 +369,7 @@ def test_what_a_module_makes_in_fp32_is_made_in_float64_for_its_reference() -> N
         (FrozenDimError, "AboveFive", "", "allows only some sizes of a free dim (6 <= T and T <= 40); set min and max"),
         (InputError, "Exits", "", "it calls sys.exit"),
         (InputError, "Random", "", "gives two answers to one question"),
+        (InputError, "WritesToItsInput", "", "writes to its input x in place"),
         (InputError, "Words", "", "this one gives str; return tensors"),
         (InputError, "Own", "", "cannot be constructed with [arguments] (none): TypeError: Own.__init__() missing 2"),
         (InputError, "Nowhere", "", "blocks has no class 'Nowhere'; it has Own, Wrapped, Tied"),
