@@ -183,6 +183,8 @@ class ModelBench(Bench):
             return
         case.flags.append(f"{JUDGED_BY}{judge}")
         if case.arm.label == judge:
+            if case.status == "mismatch":
+                case.reason = f"it does not give again what the others are compared with: {case.reason}"[:1000]
             case.agreements.clear()
             case.output = None
             case.numerics_reason = "this arm is the reference that the others are compared with"

@@ -174,6 +174,14 @@ class WrongFloat(Honest):
         return found
 
 
+class Moody(Honest):
+    # right in its first call in a process, then something else: the judge's worker is not the one that is checked
+    name = "moody"
+    def hook(self, found):
+        found["y"] = found["y"] * (1.0 + os.getpid() % 7919)
+        return {name: array.astype("float32") if name == "y" else array for name, array in found.items()}
+
+
 class WrongDtype(Honest):
     name = "wrong-dtype"
     def hook(self, found):
@@ -202,4 +210,5 @@ class Old:
         raise AssertionError("attention is never asked here")
 """
 RUNTIMES = {"honest": "liars:Honest", "wrong-integer": "liars:WrongInteger", "wrong-float": "liars:WrongFloat",
-            "wrong-dtype": "liars:WrongDtype", "killed": "liars:Killed", "old": "liars:Old"}  # fmt: skip
+            "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "killed": "liars:Killed",
+            "old": "liars:Old"}  # fmt: skip

@@ -89,6 +89,15 @@ def test_outputs_of_every_kind_and_size_are_given_by_name(runtime: Any, tmp_path
             assert (found["next"].dtype, found["above"].dtype) == (np.int32, np.bool_)
 
 
+def test_openvino_never_compiles_a_model_for_one_token(tmp_path: Path) -> None:
+    file = artifact(save_odd(tmp_path / "odd.onnx"), ODD)
+    with OpenVino().load_model(ODD, file, Settings()) as session:
+        given = inputs_of(1)
+        session.bind(given)()
+        assert session.facts().detail["primed_with_two_keys"] is True
+        np.testing.assert_array_equal(session.outputs_by_name()["above"], given["x"].astype(np.float32) > 1.5)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_what_is_bound_must_be_what_the_model_takes(runtime: Any, tmp_path: Path) -> None:
     file = artifact(save_odd(tmp_path / "odd.onnx"), ODD)
