@@ -31,7 +31,8 @@ def junit_xml(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: s
         run_dir: where the run lies, as a person would type it.
     """
     places = [geometry_name(r) for r in records]
-    keys = [f"{place}/{r.arm} T={length_name(r)}" for place, r in zip(places, records, strict=True)]
+    lengths = [f" T={length}" if (length := length_name(r)) else "" for r in records]
+    keys = [f"{place}/{r.arm}{length}" for place, r, length in zip(places, records, lengths, strict=True)]
     names = [key.removeprefix(f"{place}/") for place, key in zip(places, told_apart(records, keys), strict=True)]
     required = set((manifest.get("sweep") or {}).get("require") or ())
     cases = [_case(r, name, required) for r, name in zip(records, names, strict=True)]

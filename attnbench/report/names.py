@@ -26,9 +26,9 @@ def geometry_name(r: Record) -> str:
 
 
 def length_name(r: Record) -> str:
-    """`128`, or `128x64` where q_len and kv_len differ; `-` of a model of which no size is swept."""
+    """`128`, or `128x64` where q_len and kv_len differ; empty for a model of which no size is swept."""
     if r.q_len is None:
-        return "-"
+        return ""
     return str(r.q_len) if r.q_len == r.kv_len else f"{r.q_len}x{r.kv_len}"
 
 
@@ -37,7 +37,9 @@ def case_names(records: Sequence[Record]) -> list[str]:
 
     The same in every run of the same cases. Only where rows of several runs stand together, `~RUN_ID` follows.
     """
-    return told_apart(records, [f"{geometry_name(r)}.T{length_name(r)}/{printable(r.arm)}" for r in records])
+    lengths = (length_name(r) for r in records)
+    places = (geometry_name(r) + (f".T{length}" if length else "") for r, length in zip(records, lengths, strict=True))
+    return told_apart(records, [f"{place}/{printable(r.arm)}" for place, r in zip(places, records, strict=True)])
 
 
 def told_apart(records: Sequence[Record], names: Sequence[str]) -> list[str]:

@@ -157,7 +157,14 @@ def test_names_for_programs_tell_sizes_apart() -> None:
         "model.encoder.onnx.fp32.batch1.kv64.T128/file@ort-cpu",
         "model.encoder.onnx.fp32.batch8.kv64.T128/file@ort-cpu",
     ]
-    assert len(set(case_names(model_records(bound=None, batches=(1, 8))))) == 4
+    assert case_names(model_records(bound=None, batches=(), arms={JUDGE: ARMS[JUDGE]})) == [
+        "model.encoder.onnx.fp32/file@ort-cpu"
+    ]
+    tree = ET.fromstring(junit_xml(model_records(bound=None, batches=(8,)), {}, "results/x"))
+    assert [(case.get("classname"), case.get("name")) for case in tree.iter("testcase")] == [
+        ("model.encoder.onnx.fp32.batch8", "file@ort-cpu"),
+        ("model.encoder.onnx.fp32.batch8", "file@openvino"),
+    ]
 
 
 def test_the_csv_has_model_sizes_and_bound(lab: Any, tmp_path: Path) -> None:
