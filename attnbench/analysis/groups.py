@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from attnbench.analysis.model_dims import Models
+from attnbench.analysis.model_dims import Models, following_note
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import Record, known_size
 
@@ -335,7 +335,7 @@ def _variants(rows: Sequence[Record]) -> Iterable[tuple[str, str, str, list[Reco
         lengths = {(r.q_len or 0, r.kv_len or 0) for r in members}
         one_step = variant == "decode" and _count(lengths, 0) == 1
         if _count(lengths, 0) == len(lengths) and not one_step:
-            yield name, _kv_note(lengths), "q_len", members
+            yield name, following_note(members) or _kv_note(lengths), "q_len", members
             continue
         # A decode step is asked as its cache grows.
         fixes_q_len = variant == "decode" or _count(lengths, 0) < _count(lengths, 1)

@@ -1,7 +1,7 @@
 """Which free dims of a model follow T, and which were set beside it."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attnbench.records import Record
 
@@ -28,3 +28,10 @@ class Models:
             for dim, size in r.sizes.items()
             if dim != r.bound and (r.run_id, r.model or "", dim) not in self._following
         )
+
+
+def following_note(rows: Sequence[Record]) -> str:
+    """`kv follows seq`: what changes with T in a chart of a model; empty where nothing does."""
+    bound = rows[0].bound
+    dims = [dim for dim in rows[0].sizes if dim != bound and len({r.sizes.get(dim) for r in rows}) > 1]
+    return f"{', '.join(dims)} follow{'s' if len(dims) == 1 else ''} {bound}" if dims else ""

@@ -12,7 +12,7 @@ from tests.report.model_rows import JUDGE, MODULE_ARMS, model_records
 def test_a_dim_that_follows_t_does_not_split_the_chart() -> None:
     (panel,) = make_panels(model_records())
     assert panel.xs == [128, 256, 512, 1024]
-    assert (panel.title(), panel.x_label, panel.has_x) == ("encoder.onnx", "seq", True)
+    assert (panel.title(), panel.x_label, panel.has_x) == ("encoder.onnx (kv follows seq)", "seq", True)
     assert panel.facet.title() == "model, fp32, batch=8, cpu, 1 thread, host time"
     assert panel.facet.query() == "model == 'encoder.onnx'"
     assert (panel.at(128), panel.x_text(128)) == ("seq = 128", "128")
