@@ -10,9 +10,11 @@ import numpy as np
 
 from attnbench import plugins
 from attnbench.deploy import module_tasks
+from attnbench.deploy.models import save_program
 from attnbench.deploy.module_code import build
-from attnbench.deploy.module_inputs import ModuleInputs
-from attnbench.deploy.module_reference import Reference, is_float, to_numpy
+from attnbench.deploy.module_inputs import ModuleInputs, cases_of, make_arrays
+from attnbench.deploy.module_reference import Reference, is_float, output_specs, to_numpy
+from attnbench.deploy.module_trace import trace
 from attnbench.errors import UnsupportedError
 from attnbench.files import write_bytes
 from attnbench.inputs import make_inputs
@@ -21,6 +23,32 @@ from attnbench.model_problem import ModelProblem
 from attnbench.sweep.artifacts import artifact_as_dict
 from attnbench.sweep.model_runs import GivenInputs, save_reference
 from attnbench.sweep.repro import as_npz
+
+_TRIED = 4  # cases: the example, odd sizes, 2, twice the example; no length that only a bench has to bear
+
+
+def take(*, module: str, inputs: str, start: str, seed: int, program: str) -> dict[str, Any]:
+    """Run a module at a few small sizes and trace it; {"problem": its inputs and outputs}.
+
+    Args:
+        module: package.module:Class.
+        inputs: a `ModuleInputs` as JSON.
+        start: the folder where attnbench was started.
+        seed: of weights that no file gives, and of the inputs.
+        program: the path of the traced module, a .pt2.
+
+    Raises:
+        AttnbenchError: as `deploy.module_tasks.take`.
+    """
+    found = ModuleInputs.model_validate_json(inputs)
+    made = build(module, found, folder=Path(start), seed=seed)
+    judge = Reference(module, made, found)
+    cases = cases_of(found)[:_TRIED]
+    arrays = [make_arrays(found, case, seed=seed) for case in cases]
+    specs = output_specs(found, [judge.outputs(given) for given in arrays], [case.sizes for case in cases])
+    judge.expected(arrays[0], times=2)
+    save_program(trace(module, made, found), Path(program))
+    return {"problem": ModelProblem(name=module, inputs=found.specs, outputs=specs).as_dict()}
 
 
 def write(*, program: str, problem: dict[str, Any], exporter: str, opset: int | None, path: str) -> dict[str, Any]:

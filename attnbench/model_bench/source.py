@@ -189,8 +189,7 @@ def _stage_module(request: ModelRequest, shop: Shop, folder: Path, seed: int) ->
         "seed": seed,
     }
     taken = shop.ask(
-        "attnbench.deploy.module_tasks:take", preload=WITH_EXPORTERS, folder=str(folder),
-        program=str(folder / _PROGRAM), **module,
+        "attnbench.model_bench.module_tasks:take", preload=WITH_EXPORTERS, program=str(folder / _PROGRAM), **module
     )  # fmt: skip
     problem = ModelProblem.from_dict(taken["problem"])
     return Source(

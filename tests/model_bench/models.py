@@ -90,7 +90,7 @@ to = 99
 dtype = "fp32"
 dims = ["batch", "seq"]
 [ranges.seq]
-max = 32
+max = 1000000
 [ranges.batch]
 max = 3
 """
