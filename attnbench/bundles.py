@@ -1,5 +1,6 @@
 """Bundles from Python: a model that is shipped with what proves it."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,10 +99,13 @@ def export_module(
     from attnbench.deploy.targets import find_target
     from attnbench.deploy.user_module import ModuleSource
     from attnbench.deploy.write import write_bundle
+    from attnbench.model_bench.recipes import choose_recipe
 
     source = ModuleSource(module, Path(inputs), seed=seed, opset=opset, gpu_archs=gpu_archs)
+    found = find_target(target)
+    choose = functools.partial(choose_recipe, module, Path(inputs), found, seed=seed, opset=opset, say=say)
     return write_bundle(
-        source, find_target(target), Path(out), recipe=recipe, with_triton=triton,
+        source, found, Path(out), recipe=recipe, with_triton=triton, choose=choose,
         memory_limit_bytes=memory_limit_bytes, say=say,
     )  # fmt: skip
 

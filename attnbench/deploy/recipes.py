@@ -12,6 +12,7 @@ from attnbench.deploy.manifest import Recipe
 from attnbench.deploy.targets import Target
 from attnbench.measure import environment
 from attnbench.measure import statistics as stats
+from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import Status
 from attnbench.sweep import rounds
@@ -22,6 +23,7 @@ from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import FOLDERS, RunDirectory
 from attnbench.sweep.workers import ForkServers
 
+TimeAll = Callable[[Sequence[str], str], tuple[list["Timed"], float]]
 PLAIN = "onnx-decomposed"  # what torch.onnx.export writes unasked: every ratio is over it
 SEQ_LENS = (128, 512, 1024)
 TIMING_S = 1.0  # of each T, beyond the fewest rounds that carry an interval
@@ -37,7 +39,7 @@ class Timed:
     opset: int | None
     status: Status = "ok"
     reason: str = ""
-    ratios: dict[int, stats.Ratio] = field(default_factory=dict)  # T -> time(plain) / time(this)
+    ratios: dict[int, stats.Ratio] = field(default_factory=dict)  # T, or number of the size -> time(plain) / time(this)
     peaks: dict[int, int | None] = field(default_factory=dict)  # T -> peak bytes, of the T it was measured at
 
     @property
@@ -54,14 +56,14 @@ class Timed:
         """The T at which it is shown to be slower than plain by more than is allowed."""
         return [seq_len for seq_len, found in self.ratios.items() if found.high < 1.0 / (1.0 + MOST_SLOWER)]
 
-    def as_dict(self) -> dict[str, Any]:
-        """For `Recipe.candidates`."""
+    def as_dict(self, labels: Mapping[int, str]) -> dict[str, Any]:
+        """For `Recipe.candidates`; the labels are of the sizes."""
         found: dict[str, Any] = {"name": self.name, "status": self.status, "reason": self.reason}
         if self.status != "ok":
             return found
         low, high = self.ratio(lambda r: r.low), self.ratio(lambda r: r.high)
-        by_seq_len = {str(seq_len): ratio.ratio for seq_len, ratio in self.ratios.items()}
-        measured = {"ratio": self.ratio(), "ratio_low": low, "ratio_high": high, "ratio_by_seq_len": by_seq_len}
+        by_size = {labels[size]: ratio.ratio for size, ratio in self.ratios.items()}
+        measured = {"ratio": self.ratio(), "ratio_low": low, "ratio_high": high, "ratio_by_size": by_size}
         return {**found, **measured, "peak_host_bytes": self.peak_bytes}
 
 
@@ -91,25 +93,40 @@ def choose_recipe(
         timing_s: of each T.
         say: told the table.
     """
+
+    def time(names: Sequence[str], runtime: str) -> tuple[list[Timed], float]:
+        return time_recipes(problem, names, runtime, seed=seed, opset=opset, seq_lens=seq_lens, timing_s=timing_s)
+
+    return choose(target, time, {seq_len: f"T={seq_len}" for seq_len in seq_lens}, say)
+
+
+def choose(
+    target: Target, time: TimeAll, labels: Mapping[int, str], say: Callable[[str], object] = lambda text: None
+) -> list[Recipe]:
+    """The recipes of a target by what was timed of them, or in their documented order where nothing can be.
+
+    Args:
+        target: where it is to run.
+        time: times recipes, the first of which is plain, through a runtime; also gives the noise floor.
+        labels: of the sizes at which it does.
+        say: told the table.
+    """
     if target.runtime is None:
         return documented(target, f"nothing here runs {target.name}")
     probe = plugins.probe_all("runtime", [target.runtime])[target.runtime]
     if not probe.available:
         return documented(target, with_fix(probe))
-    names = [PLAIN, *(name for name in target.recipes if name != PLAIN)]
-    found, noise = time_recipes(
-        problem, names, target.runtime, seed=seed, opset=opset, seq_lens=seq_lens, timing_s=timing_s
-    )
+    found, noise = time([PLAIN, *(name for name in target.recipes if name != PLAIN)], target.runtime)
     offered = [timed for timed in found if timed.name in target.recipes]
-    for line in table(offered, noise, seq_lens):
+    for line in table(offered, noise, labels):
         say(line)
     right = [timed for timed in offered if timed.status == "ok"]
     if not right:
         return documented(target, "; ".join(f"{t.name}: {t.reason}" for t in offered))
     ranked = rank(right, stats.delta(noise))
-    candidates = tuple(timed.as_dict() for timed in offered)
+    candidates = tuple(timed.as_dict(labels) for timed in offered)
     return [
-        Recipe(exporter=t.name, opset=None, chosen_by="measured", reason=_why(t, ranked[0], noise, seq_lens),
+        Recipe(exporter=t.name, opset=None, chosen_by="measured", reason=_why(t, ranked[0], noise, labels),
                candidates=candidates)
         for t in ranked
     ]  # fmt: skip
@@ -150,10 +167,10 @@ def _simplicity(name: str) -> int:
     return SIMPLEST.index(name) if name in SIMPLEST else len(SIMPLEST)
 
 
-def _why(timed: Timed, taken: Timed, noise: float, seq_lens: Sequence[int]) -> str:
+def _why(timed: Timed, taken: Timed, noise: float, labels: Mapping[int, str]) -> str:
     low, high = timed.ratio(lambda r: r.low), timed.ratio(lambda r: r.high)
-    where = f"T = {', '.join(map(str, seq_lens))}"
-    told = f"{timed.ratio():.2f}x of {PLAIN} ({low:.2f} to {high:.2f}) in geometric mean over {where}, timed here"
+    where = f"geometric mean over {', '.join(labels.values())}"
+    told = f"{timed.ratio():.2f}x of {PLAIN} ({low:.2f} to {high:.2f}) in {where}, timed here"
     if timed is not taken:
         return f"{told}; {taken.name}, {taken.ratio():.2f}x, could not be taken"
     return (
@@ -161,15 +178,16 @@ def _why(timed: Timed, taken: Timed, noise: float, seq_lens: Sequence[int]) -> s
     )
 
 
-def table(found: Sequence[Timed], noise: float, seq_lens: Sequence[int]) -> list[str]:
-    """A line per recipe: ratio over plain at each T, geometric mean with its interval, peak; or why there is none."""
-    lines = [f"{'recipe':17}" + "".join(f"{f'T={t}':>8}" for t in seq_lens) + f"{'mean':>8}  {'interval':14}peak"]
+def table(found: Sequence[Timed], noise: float, labels: Mapping[int, str]) -> list[str]:
+    """A line per recipe: ratio over plain at each size, geometric mean, its interval, peak; or why there is none."""
+    sizes = "".join(f"{label:>8}" for label in labels.values())
+    lines = [f"{'recipe':17}{sizes}{'mean':>8}  {'interval':14}peak"]
     for t in found:
         if t.status != "ok":
             lines.append(f"{t.name:17}  {t.status}: {t.reason}")
             continue
         peak = "not measured" if t.peak_bytes is None else f"{t.peak_bytes / 2**20:.1f} MiB"
-        cells = "".join(f"{t.ratios[seq_len].ratio:7.2f}x" for seq_len in seq_lens)
+        cells = "".join(f"{t.ratios[size].ratio:7.2f}x" for size in labels)
         interval = f"{t.ratio(lambda r: r.low):.2f} to {t.ratio(lambda r: r.high):.2f}"
         lines.append(f"{t.name:17}{cells}{t.ratio():7.2f}x  {interval:14}{peak}")
     return [*lines, f"x: time of {PLAIN} over time of the recipe; noise floor {noise:.1%}"]
@@ -201,7 +219,6 @@ def time_recipes(
     arms = [Arm(exporter=name, runtime=runtime, opset=opset) for name in names]
     found = {arm.label: Timed(name=arm.exporter, opset=opset) for arm in arms}
     env, _ = environment.scrubbed_environment(1)
-    noise: list[float] = []
     with tempfile.TemporaryDirectory(prefix="attnbench-recipes-") as folder, ForkServers(env) as servers:
         run_dir = RunDirectory(Path(folder))
         for name in (*FOLDERS, run_dir.work_path.name):
@@ -211,15 +228,26 @@ def time_recipes(
             servers=servers, run_id="recipes", runtime_probes=plugins.probe_all("runtime", [runtime]),
             exporter_probes=plugins.probe_all("exporter", names),
         )  # fmt: skip
-        bench.export_all([sized(problem, seq_lens[0])])
-        for seq_len in seq_lens:
-            bench.arms = [arm for arm in arms if found[arm.label].status == "ok"]
-            is_measured = seq_len in (memory_at or [max(seq_lens)])
-            group = Group(bench=bench, problem=sized(problem, seq_len), progress=Silent(), known_oom={},
-                          measures_memory=is_measured)  # fmt: skip
-            group.run(timing_s)
-            _take(group, found, seq_len, noise)
-    return list(found.values()), stats.noise_floor(noise) or 0.0
+        problems = {seq_len: sized(problem, seq_len) for seq_len in seq_lens}
+        noise = run_groups(bench, found, problems, timing_s, memory_at or [max(seq_lens)])
+    return list(found.values()), noise
+
+
+def run_groups(
+    bench: Bench, found: Mapping[str, Timed], problems: Mapping[int, AnyProblem], timing_s: float,
+    memory_at: Sequence[int],
+) -> float:  # fmt: skip
+    """Judge and time every arm at every size, into `found` (by label); the noise floor."""
+    noise: list[float] = []
+    arms = bench.arms
+    bench.export_all([next(iter(problems.values()))])
+    for size, problem in problems.items():
+        bench.arms = [arm for arm in arms if found[arm.label].status == "ok"]
+        group = Group(bench=bench, problem=problem, progress=Silent(), known_oom={},
+                      measures_memory=size in memory_at)  # fmt: skip
+        group.run(timing_s)
+        _take(group, found, size, noise)
+    return stats.noise_floor(noise) or 0.0
 
 
 def _take(group: Group, found: Mapping[str, Timed], seq_len: int, noise: list[float]) -> None:

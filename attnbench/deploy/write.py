@@ -126,6 +126,7 @@ def write_bundle(
     *,
     recipe: str = DOCUMENTED,
     with_triton: bool = False,
+    choose: Callable[[], list[Recipe]] | None = None,
     memory_limit_bytes: int | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Bundle:
@@ -137,6 +138,7 @@ def write_bundle(
         out: the folder; a bundle that is there is replaced.
         recipe: an exporter's name; `documented`: the best of the target that is right, untimed; `auto`: the fastest
             of those that are right.
+        choose: times the recipes of what is no built-in attention, for `auto`; None: they are not timed.
         with_triton: add a model repository of Triton Inference Server.
         memory_limit_bytes: of one worker.
         say: told what goes on.
@@ -150,7 +152,7 @@ def write_bundle(
     if with_triton:
         triton.require_backend(target)
         triton.refuse_dtypes(tensor for tensors in source.tensors() for tensor in tensors)
-    offered = recipes_to_try(source, target, recipe, say)
+    offered = recipes_to_try(source, target, recipe, say, choose)
     with place.replacing(out) as folder, open_shop(memory_limit_bytes) as shop:
         shop.warm_up(*([(proving_runtime(target, source)["module"],)] if can_prove(target) else []))
         with ThreadPoolExecutor(max_workers=1) as pool:
@@ -167,7 +169,13 @@ def _with_triton(source: Source, target: Target, proof: _Proof, folder: Path) ->
     return replace(proof, checks=(*proof.checks, Check(name="Triton", result="not run", detail=detail)))
 
 
-def recipes_to_try(source: Source, target: Target, recipe: str, say: Callable[[str], object]) -> list[Recipe]:
+def recipes_to_try(
+    source: Source,
+    target: Target,
+    recipe: str,
+    say: Callable[[str], object],
+    choose: Callable[[], list[Recipe]] | None = None,
+) -> list[Recipe]:
     """The recipes to try, in order.
 
     Raises:
@@ -183,8 +191,10 @@ def recipes_to_try(source: Source, target: Target, recipe: str, say: Callable[[s
         return recipes.documented(target, recipes.how_to_time(target))
     if recipe != AUTO:
         return [Recipe(exporter=recipe, opset=None, chosen_by="asked", reason="it was asked for")]
+    if choose is not None:
+        return choose()
     if source.problem is None:
-        return recipes.documented(target, "only the built-in attention is")
+        return recipes.documented(target, "nothing times it")
     return recipes.choose_recipe(source.problem, target, seed=source.seed, opset=source.opset, say=say)
 
 

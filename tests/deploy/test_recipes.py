@@ -100,7 +100,7 @@ def test_every_recipe_is_judged_and_timed_or_says_why_not() -> None:
 
 def test_the_table_says_why_a_recipe_has_no_figures() -> None:
     wrong = Timed(name="onnx-contrib", opset=None, status="mismatch", reason="does not conform: probe no_key_row")
-    lines = table([timed(PLAIN, 1.0), wrong], 0.012, [128])
+    lines = table([timed(PLAIN, 1.0), wrong], 0.012, {128: "T=128"})
     assert lines[1].split() == [PLAIN, "1.00x", "1.00x", "0.99", "to", "1.01", "100.0", "MiB"]
     assert lines[2].split(maxsplit=1) == ["onnx-contrib", "mismatch: does not conform: probe no_key_row"]
     assert lines[3].endswith("noise floor 1.2%")
