@@ -13,6 +13,7 @@ from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
+GIVEN_FILE = "file"  # the same of every arm of an ONNX file of the user
 _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
@@ -120,7 +121,7 @@ def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) ->
     return values
 
 
-def parse_arms(flag: str, given: Sequence[str] | None) -> list[str] | None:
+def parse_arms(flag: str, given: Sequence[str] | None, *, is_file: bool = False) -> list[str] | None:
     """Arms: `torch-sdpa`, `torch-sdpa[backend=math]`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
 
     Raises:
@@ -131,7 +132,7 @@ def parse_arms(flag: str, given: Sequence[str] | None) -> list[str] | None:
         exporter, _, runtime = value.rpartition("@")
         plugins.find("runtime", runtime.partition("[")[0])
         name = exporter.partition("[")[0]
-        if "@" in value and name != BARE_RUNTIME_EXPORTER:
+        if "@" in value and name != (GIVEN_FILE if is_file else BARE_RUNTIME_EXPORTER):
             plugins.find("exporter", name)
     return values
 
@@ -286,8 +287,9 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     if params["resume"] is not None:
         _refuse_beside_resume(params)
         return {"resume": parse_run_dir("--resume", params["resume"]), "time_budget_s": budget_s}
-    threads, seed = params["threads"], params["seed"]
-    baseline = parse_arms("--baseline", [params["baseline"]] if params["baseline"] is not None else None)
+    threads, seed, is_file = params["threads"], params["seed"], params["onnx"] is not None
+    given = [params["baseline"]] if params["baseline"] is not None else None
+    baseline = parse_arms("--baseline", given, is_file=is_file)
     arguments = {
         "sweep": params["sweep"],
         "preset": parse_preset(params["preset"]),
@@ -317,7 +319,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "timeout_s": parse_duration("--timeout", params["timeout"]),
         "memory_limit_bytes": parse_size("--memory-limit", params["memory_limit"]),
         "seed": None if seed is None else parse_int("--seed", seed, minimum=0, example="0"),
-        "require": parse_arms("--require", params["require"]),
+        "require": parse_arms("--require", params["require"], is_file=is_file),
         "refine": params["refine"] or None,
         "stress": params["stress"] or None,
         "memory_budget_bytes": parse_size("--memory-budget", params["memory_budget"]),

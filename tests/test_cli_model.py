@@ -106,6 +106,14 @@ def test_a_file_takes_no_exporter_and_no_opset(run: Callable[..., Call], onnx: P
     assert "SWEEP is for the built-in attention" in refusal(run, "quick", "--onnx", onnx)
 
 
+def test_arms_of_a_file_are_file_at_a_runtime(run: Callable[..., Call], benched: dict[str, Any], onnx: Path) -> None:
+    run("bench", "--onnx", str(onnx), "--baseline", "file@openvino", "--require", "file@ort-cpu,file@openvino")
+    assert benched["baseline"] == "file@openvino"
+    assert benched["require"] == ["file@ort-cpu", "file@openvino"]
+    assert "no exporter 'onnx-attentoin'" in refusal(run, "--onnx", onnx, "--require", "onnx-attentoin@ort-cpu")
+    assert "no exporter 'file'" in refusal(run, "--require", "file@ort-cpu")
+
+
 def test_one_model_at_a_time(run: Callable[..., Call], onnx: Path) -> None:
     told = refusal(run, "--onnx", onnx, "--engine", onnx)
     assert "--onnx and --engine are different models; give one" in told
