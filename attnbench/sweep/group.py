@@ -101,7 +101,7 @@ class Group:
     def _make_reference(self) -> None:
         if not any(case.is_open for case in self.cases):
             return
-        self.progress.say(f"{self.problem.label()}: float64 reference")
+        self.progress.say(f"{self.problem.label()}: reference")
         try:
             self.judges = self.bench.reference(self.problem)
         except AttnbenchError as err:

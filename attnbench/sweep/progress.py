@@ -72,7 +72,7 @@ class Lines:
             self._is_skipped = False
             return
         share = done_s / self._total_s if self._total_s else 1.0
-        self._write(f"{min(share, 1.0):4.0%}  {self._text.split(':')[0]} done, about {_clock(eta_s)} left")
+        self._write(f"{min(share, 1.0):4.0%}  {self._text.split(': ')[0]} done, about {_clock(eta_s)} left")
 
     def skip(self, reason: str) -> None:
         """Count it for the last line."""

@@ -28,3 +28,13 @@ def test_a_group_after_a_skipped_one_has_its_line() -> None:
     lines.stop()
     lines.stop()
     assert written == ["100%  b done, about 0:00 left", "1 problem skipped: why"]
+
+
+def test_a_module_keeps_the_colon_of_its_name() -> None:
+    written: list[str] = []
+    lines = Lines(written.append)
+    lines.start(10.0)
+    lines.say("blocks:Own seq=128 fp32: round 3, 4 workers")
+    lines.advance(10.0, 0.0)
+    lines.stop()
+    assert written == ["100%  blocks:Own seq=128 fp32 done, about 0:00 left"]
