@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attnbench import plugins
 from attnbench.deploy.shop import PROGRAMS, WITH_EXPORTERS
-from attnbench.errors import AttnbenchError, MeasurementError, UnavailableError
+from attnbench.errors import AttnbenchError, UnavailableError
 from attnbench.inputs import INPUT_CLASSES
 from attnbench.interfaces import Artifact
 from attnbench.measure import numerics
@@ -15,7 +15,7 @@ from attnbench.measure.determinism import PROPERTIES
 from attnbench.model_bench.source import FOLDER, MEMORY_LIMIT_BYTES, Source
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.sweep.artifacts import artifact_as_dict
-from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench, Standard, with_fix
+from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench, NoReferenceError, Standard, with_fix
 from attnbench.sweep.cases import Case, Exported
 from attnbench.sweep.grid import TORCH, Arm
 from attnbench.sweep.workers import ForkServer, Worker
@@ -139,19 +139,19 @@ class ModelBench(Bench):
 
     def _file_reference(self, problem: ModelProblem) -> dict[str, Any]:
         """The outputs of the first arm that gives some."""
-        refused = []
+        refused: dict[str, AttnbenchError] = {}
         for arm in self.arms:
             if not self.runtime_probes[arm.runtime].available:
                 continue
             try:
                 found = self._outputs_of(arm, problem)
             except AttnbenchError as err:
-                refused.append(f"{arm.label}: {err}")
+                refused[arm.label] = err
                 continue
             self._judges[problem.problem_id] = arm.label
             limits = {tensor.name: file_limits(problem, arm.label) for tensor in problem.outputs}
             return {"rows": None, **found, "limits": limits}
-        raise MeasurementError(f"no runtime here runs the file: {'; '.join(refused) or 'none is available'}")
+        raise NoReferenceError(refused)
 
     def _outputs_of(self, arm: Arm, problem: ModelProblem) -> dict[str, Any]:
         timeout_s = self.sweep.timeout_s

@@ -11,6 +11,7 @@ from attnbench import plugins
 from attnbench.errors import (
     AttnbenchError,
     ExportError,
+    MeasurementError,
     UnavailableError,
     UnsupportedError,
 )
@@ -39,6 +40,15 @@ class Standard:
     limits: numerics.Limits
     floor: float | None  # worst row error of the reference rounded once
     eager_error: float | None  # worst row error of torch eager
+
+
+class NoReferenceError(MeasurementError):
+    """No arm gives what others could be compared with; `by_arm` says why, by label."""
+
+    def __init__(self, by_arm: Mapping[str, AttnbenchError]) -> None:
+        told = "; ".join(f"{label}: {err}" for label, err in by_arm.items())
+        super().__init__(f"no runtime here runs the file: {told or 'none is available'}")
+        self.by_arm = by_arm
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
 from attnbench.sweep import rounds, rows, tasks
-from attnbench.sweep.bench import Bench, in_parallel, with_fix
+from attnbench.sweep.bench import Bench, NoReferenceError, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.meaning import refuse_another_meaning
@@ -104,6 +104,10 @@ class Group:
         self.progress.say(f"{self.problem.label()}: reference")
         try:
             self.judges = self.bench.reference(self.problem)
+        except NoReferenceError as err:
+            for case in self.cases:
+                case.fail(err.by_arm.get(case.arm.label, err))
+            return
         except AttnbenchError as err:
             for case in self.cases:
                 case.fail(err, "no reference, so nothing can be judged")

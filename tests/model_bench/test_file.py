@@ -132,6 +132,20 @@ def test_nan_is_nothing_to_compare_with(tmp_path: Path) -> None:
     assert run.exit_code == 3
 
 
+def test_a_file_that_no_runtime_takes_is_unsupported_in_the_words_of_each(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(models.save_fixed(tmp_path / "fixed.onnx"))
+    model.graph.node[0].domain = "nobody.knows"
+    model.opset_import.append(onnx.helper.make_opsetid("nobody.knows", 1))
+    onnx.save(model, tmp_path / "custom.onnx")
+    run = bench(tmp_path, tmp_path / "custom.onnx")
+    assert {r.runtime: r.status for r in run.rows} == {"ort-cpu": "unsupported", "openvino": "unsupported"}
+    assert "nobody.knows" in by_arm(run)["file@ort-cpu"].reason
+    assert "openvino" in by_arm(run)["file@openvino"].reason
+    assert run.exit_code == 3
+
+
 def test_given_inputs_are_bound_and_outputs_are_kept(tmp_path: Path) -> None:
     file = models.save_roots(tmp_path / "roots.onnx")
     x = np.arange(24, dtype=np.float32).reshape(3, 8)
