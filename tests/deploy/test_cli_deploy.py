@@ -74,4 +74,4 @@ def test_a_bundle_verifies_and_a_changed_one_has_its_code(run, ort_bundle, copy)
 
 def test_a_folder_that_is_no_bundle_is_told_apart(run, tmp_path):
     code, told, _ = run("verify", str(tmp_path))
-    assert (code, told) == (4, "changed: bundle.json cannot be read: No such file or directory\n")
+    assert (code, told) == (4, "changed: bundle.json is missing: No such file or directory\n")
