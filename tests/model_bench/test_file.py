@@ -10,6 +10,8 @@ from onnx import TensorProto
 
 from attnbench import api
 from attnbench.errors import InputError, RecordsError, UnavailableError, UntrustedModelError
+from attnbench.model_bench.bench import file_limits
+from attnbench.model_problem import ModelProblem, TensorSpec
 from attnbench.records import Record
 from tests.conftest import InstallPlugin
 from tests.model_bench import models
@@ -235,3 +237,12 @@ def test_an_interrupted_run_goes_on_with_the_file_that_it_began_with(tmp_path: P
     copy.write_bytes(copy.read_bytes()[:-1] + b"\x00")
     with pytest.raises(RecordsError, match="the model was changed"):
         api.bench(resume=run.path)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("fp32", "1e-4"), ("fp16", "4e-3"), ("bf16", "7.2e-2")])
+def test_the_limits_of_a_file_are_those_that_the_docs_tell(dtype: str, most: str) -> None:
+    spec = TensorSpec(name="x", dtype=dtype, dims=(2,))
+    limits = file_limits(ModelProblem(name="m", inputs=(spec,), outputs=()), "file@ort-cpu")
+    assert limits["worst_row"] == pytest.approx(float(most))
+    told = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text(encoding="utf-8")
+    assert f"{most} in {dtype}" in " ".join(told.split())
