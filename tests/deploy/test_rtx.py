@@ -19,8 +19,6 @@ from attnbench.errors import InputError, UnavailableError
 from attnbench.problem import Problem
 from tests.deploy.bundles import run_verify
 
-LOG = "Total Activation Memory: 1024 bytes\nMax Scratch Memory: 512 bytes\nTotal Activation Memory: 2048 bytes\n"
-
 
 def test_architectures_are_read_once_each_and_others_are_refused_with_those_there_are() -> None:
     assert rtx.parse_archs(None) == rtx.DEFAULT_ARCHS
@@ -28,12 +26,6 @@ def test_architectures_are_read_once_each_and_others_are_refused_with_those_ther
     for text in ("sm90", "", "89"):
         with pytest.raises(InputError, match="must be of sm75, sm80, sm86, sm89, sm120, sm121, got"):
             rtx.parse_archs(text)
-
-
-def test_the_memory_that_a_build_log_plans_is_read_and_what_it_leaves_out_is_none() -> None:
-    assert rtx.planned_bytes(LOG) == {
-        "planned_activation_bytes": 2048, "planned_scratch_bytes": 512, "planned_weights_bytes": None,
-    }  # fmt: skip
 
 
 def test_the_profile_reaches_from_one_token_to_the_largest_length_of_every_input() -> None:
