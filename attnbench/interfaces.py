@@ -234,6 +234,24 @@ class ModelRuntime(Runtime, Protocol):
         ...
 
 
+class DeviceSession(Session, Protocol):
+    """What a session on a GPU has too, so that its work can be timed by the device's own clock (scope `device`).
+
+    The call that `bind` gives is `enqueue`, then `synchronize`.
+    """
+
+    stream: int  # the cudaStream_t that all work of a call is queued on; 0: the default one
+    replays_graph: bool  # a call replays a captured CUDA graph: its scope is `device_graph`
+
+    def enqueue(self) -> object:
+        """Queue the work of the call bound last on `stream` and return without waiting for it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything on `stream` is done."""
+        ...
+
+
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of fp32, fp16, bf16 (from ml_dtypes), bool, int32 or int64."""
     if dtype == "bf16":
