@@ -26,6 +26,9 @@ class Probe:
     fix: str = ""  # the command that helps, when there is one
     # What the plug-in's class declares (takes_artifact, opt_in, preload, opsets); the core fills it in when it asks.
     traits: Mapping[str, Any] = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu",)  # that it can run on here, the preferred one first
+    no_cuda: str = ""  # why none of them is a CUDA device, where the plug-in could use one
+    compiles_only: str = ""  # why it can compile here and not run, where that is so: see CompilingRuntime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class Settings:
     device: str = "cpu"
     seed: int = 0  # of the weights
     options: Mapping[str, str] = field(default_factory=dict)
+    fp32: str = "strict"  # products of fp32 in full precision; default: in TF32 where the device has it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -278,9 +278,11 @@ def _parse(blob: bytes) -> dict[str, "Probe"]:
             answer = Probe(**fields)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        texts = (name, answer.version, answer.reason, answer.fix)
-        if type(answer.available) is bool and all(type(text) is str for text in texts):
-            answers[name] = answer
+        is_list = isinstance(answer.devices, list | tuple) and len(answer.devices) > 0
+        texts = (name, answer.version, answer.reason, answer.fix, answer.no_cuda, answer.compiles_only)
+        texts = (*texts, *(answer.devices if is_list else ()))
+        if type(answer.available) is bool and is_list and all(type(text) is str for text in texts):
+            answers[name] = replace(answer, devices=tuple(answer.devices))
     return answers
 
 

@@ -14,6 +14,7 @@ from attnbench.interfaces import SUPPORTED, Array, Artifact, Probe, Settings, Su
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import OUTPUT_NAME, Problem
 
+FP32_POLICIES = ("strict", "default")
 _OUT_OF_MEMORY = ("bad_alloc", "allocate memory", "out of memory", "failed to allocate", "bad allocation")
 
 
@@ -108,9 +109,13 @@ def kv_len(inputs: Mapping[str, Array]) -> int:
 
 
 def refuse_options(
-    settings: Settings, runtime: str, known: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    settings: Settings,
+    runtime: str,
+    known: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    *,
+    device_kinds: tuple[str, ...] = ("cpu",),
 ) -> None:
-    """Every option must be one the runtime knows, with one of its values, and the device must be the CPU.
+    """Every option must be one the runtime knows, with one of its values, and so must be the kind of device.
 
     Raises:
         UnsupportedError: it is not.
@@ -120,8 +125,10 @@ def refuse_options(
             raise UnsupportedError(f"{runtime} has no option {name!r}; known: {', '.join(known) or 'none'}")
         if value not in known[name]:
             raise UnsupportedError(f"{name} is one of {', '.join(known[name])}, got {value!r}")
-    if settings.device != "cpu":
-        raise UnsupportedError(f"{runtime} runs on device cpu, not {settings.device!r}")
+    if settings.device.partition(":")[0] not in device_kinds:
+        raise UnsupportedError(f"{runtime} runs on device {' or '.join(device_kinds)}, not {settings.device!r}")
+    if settings.fp32 not in FP32_POLICIES:
+        raise UnsupportedError(f"fp32 is one of {', '.join(FP32_POLICIES)}, got {settings.fp32!r}")
     if settings.threads < 1:
         raise UnsupportedError(f"threads must be at least 1, got {settings.threads}")
 

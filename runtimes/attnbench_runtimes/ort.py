@@ -11,10 +11,11 @@ import numpy as np
 
 from attnbench.errors import UnsupportedError
 from attnbench.interfaces import Array, Artifact, ModelSession, Probe, Settings, Support
-from attnbench.model_problem import ModelProblem
+from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import CACHE_ROOM, OUTPUT_NAME, Problem
 from attnbench_runtimes import binding, ort_words
-from attnbench_runtimes.ort_loaded import KINDS, LoadedFile, raw
+from attnbench_runtimes.ort_device import Buffers
+from attnbench_runtimes.ort_loaded import KINDS, Asked, LoadedFile, raw
 
 _KINDS = {"tensor(bfloat16)": KINDS["bf16"]}  # what NumPy alone cannot say
 
@@ -30,7 +31,10 @@ class OrtRuntime:
     name = ""
     providers: tuple[tuple[str, Mapping[str, str]], ...] = ()
     allowed_elsewhere: frozenset[str] = frozenset()
-    distributions: tuple[str, ...] = ("onnxruntime",)  # any of them brings the module
+    has_readable_graph = True
+    distributions: tuple[str, ...] = ("onnxruntime",)  # the one to install
+    device_kinds: tuple[str, ...] = ("cpu",)
+    options: Mapping[str, tuple[str, ...]] = {}
     takes_artifact = True
     opt_in = False
     preload: tuple[str, ...] = ("onnxruntime",)
@@ -54,9 +58,27 @@ class OrtRuntime:
         there = onnxruntime.get_available_providers()
         missing = [name for name, _ in self.providers if name not in there]
         if missing:
-            reason = f"onnxruntime {version} has no {missing[0]}; it has {', '.join(there)}"
+            wheel = "" if installed[0] == self.distributions[0] else f" (the package {installed[0]})"
+            reason = f"onnxruntime {version}{wheel} has no {missing[0]}; it has {', '.join(there)}"
+            fix = f"pip uninstall -y {installed[0]} && {fix}" if installed[0] != self.distributions[0] else fix
             return Probe(available=False, version=version, reason=reason, fix=fix)
+        return self._probe_devices(version)
+
+    def _probe_devices(self, version: str) -> Probe:
+        """The devices that the provider has here."""
         return Probe(available=True, version=version)
+
+    def asked(self, problem: AnyProblem, artifact: Artifact, settings: Settings) -> Asked:
+        """Name and options of each provider, in order of preference."""
+        return self.providers
+
+    def run_options(self, settings: Settings, bound: int) -> Any:
+        """onnxruntime.RunOptions for the calls of the `bound`-th binding; None: none."""
+        return None
+
+    def build_ms(self, asked: Asked, open_ms: float) -> float | None:
+        """Milliseconds of compiling ahead, of a session that took `open_ms` to open; None where nothing is compiled."""
+        return None
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every file; what has no kernel is found at loading, in ONNX Runtime's own words."""
@@ -73,7 +95,7 @@ class OrtRuntime:
         """
         if artifact is None:
             raise UnsupportedError(f"{self.name} runs ONNX files; name an exporter")
-        binding.refuse_options(settings, self.name)
+        binding.refuse_options(settings, self.name, self.options, device_kinds=self.device_kinds)
         session = OrtSession(self, problem, artifact, settings)
         try:
             yield session
@@ -92,7 +114,7 @@ class OrtRuntime:
         from attnbench_runtimes.ort_models import OrtModelSession
 
         binding.require_onnx(self.name, artifact)
-        binding.refuse_options(settings, self.name)
+        binding.refuse_options(settings, self.name, self.options, device_kinds=self.device_kinds)
         session = OrtModelSession(self, problem, artifact, settings)
         try:
             yield session
@@ -141,12 +163,13 @@ class OrtSession(LoadedFile):
     """A loaded file with inputs and output bound in place, so that a call copies nothing."""
 
     def __init__(self, runtime: OrtRuntime, problem: Problem, artifact: Artifact, settings: Settings) -> None:
-        super().__init__(runtime, artifact, settings)
+        super().__init__(runtime, problem, artifact, settings)
         self._problem = problem
         # Such a file takes one buffer as past and as present; between two its operator would copy all old tokens.
         self._in_place = CACHE_ROOM in {value.name for value in self._session.get_overridable_initializers()}
         self._inputs: dict[str, Array] = {}  # bound values are bare pointers: these must outlive them
         self._outputs: dict[str, Array] = {}
+        self._on_device: Buffers | None = None
 
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """Copy the inputs, bind them and a buffer for the output.
@@ -164,13 +187,28 @@ class OrtSession(LoadedFile):
             binding.share_cache(own, outputs)
             own[CACHE_ROOM], kinds[CACHE_ROOM] = np.array(own["x"].shape[1], np.int64), "int64"
         io = self._session.io_binding()
+        self._inputs, self._outputs = own, outputs
+        if self._settings.device != "cpu":
+            self._on_device = self._bound_on_device(io, {name: KINDS[kinds[name]] for name in own}, element)
+            return self._bound_call(io)
         for name, array in own.items():
             kind = KINDS[kinds[name]]
             io.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy_with_onnx_type(raw(array), kind))
         for name, array in outputs.items():
             io.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy_with_onnx_type(raw(array), element))
-        self._inputs, self._outputs = own, outputs
         return self._bound_call(io)
+
+    def _bound_on_device(self, io: Any, elements: Mapping[str, int], element: int) -> Buffers:
+        """The same in the memory of a device; a size of the cache stays with the host, which reads it."""
+        buffers = Buffers(io, self._settings.device)
+        for name, array in self._inputs.items():
+            buffers.bind_input(name, array, elements[name], on_host=name == CACHE_ROOM)
+        for name, array in self._outputs.items():
+            buffers.bind_output(name, array, element)
+        return buffers
+
+    def _read(self, name: str) -> Array:
+        return self._on_device.read(name) if self._on_device else self._outputs[name].copy()
 
     def outputs(self) -> Array:
         """`y` of the last call, copied.
@@ -179,7 +217,7 @@ class OrtSession(LoadedFile):
             NotRunError: the call bound last has not run yet.
         """
         binding.require_ran(self._ran)
-        return self._outputs[OUTPUT_NAME].copy()
+        return self._read(OUTPUT_NAME)
 
     def cache(self) -> dict[str, Array]:
         """`present_key` and `present_value` of the last call, copied.
@@ -188,7 +226,7 @@ class OrtSession(LoadedFile):
             NotRunError: the call bound last has not run yet.
         """
         binding.require_ran(self._ran)
-        return binding.cache_of(self._outputs)
+        return {name: self._read(name) for name in self._outputs if name != OUTPUT_NAME}
 
     def _more_facts(self) -> Mapping[str, Any]:
         return binding.cache_facts(self._problem, self._in_place)

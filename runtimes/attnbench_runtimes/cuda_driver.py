@@ -1,0 +1,80 @@
+"""NVIDIA's driver by ctypes: is there one, and which GPUs does it have?
+
+No framework is needed, so every runtime of a GPU gives the same reason for the same fault.
+"""
+
+import ctypes
+import os
+import re
+from functools import lru_cache
+
+from attnbench.errors import UnsupportedError
+
+LIBRARY = "libcuda.so.1"
+INSTALL_DRIVER = "install NVIDIA's driver, see https://www.nvidia.com/drivers"
+_SUCCESS, _NAME_BYTES = 0, 256
+_DEVICE = re.compile(r"cuda:([0-9]{1,3})")
+
+
+def why_no_gpu() -> str:
+    """Why no GPU can be used, as a sentence; empty where one can."""
+    try:
+        driver = ctypes.CDLL(LIBRARY)
+    except OSError:
+        return f"there is no NVIDIA driver: {LIBRARY} is missing"
+    status = int(driver.cuInit(0))
+    if status != _SUCCESS:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        seen = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
+        return f"NVIDIA's driver finds no GPU: {_words(driver, status)}{seen}"
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return "" if count.value else "NVIDIA's driver finds no GPU"
+
+
+def devices() -> tuple[str, ...]:
+    """`cuda:0`, `cuda:1`, ... as CUDA_VISIBLE_DEVICES leaves them; none where no GPU can be used."""
+    if why_no_gpu():
+        return ()
+    count = ctypes.c_int()
+    ctypes.CDLL(LIBRARY).cuDeviceGetCount(ctypes.byref(count))
+    return tuple(f"cuda:{index}" for index in range(count.value))
+
+
+@lru_cache(maxsize=16)
+def device_name(index: int) -> str:
+    """`NVIDIA H200`.
+
+    Raises:
+        UnsupportedError: the driver has no such GPU.
+    """
+    driver = ctypes.CDLL(LIBRARY)
+    driver.cuInit(0)
+    handle, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    for status in (
+        driver.cuDeviceGet(ctypes.byref(handle), index),
+        driver.cuDeviceGetName(name, _NAME_BYTES, handle),
+    ):
+        if status != _SUCCESS:
+            raise UnsupportedError(f"NVIDIA's driver does not name GPU {index}: {_words(driver, int(status))}")
+    return name.value.decode(errors="replace")
+
+
+def device_index(device: str, runtime: str) -> int:
+    """The number in `cuda:0`.
+
+    Raises:
+        UnsupportedError: it is no such name.
+    """
+    found = _DEVICE.fullmatch(device)
+    if found is None:
+        raise UnsupportedError(f"{runtime} runs on a device such as cuda:0, not on {device!r}")
+    return int(found[1])
+
+
+def _words(driver: ctypes.CDLL, status: int) -> str:
+    """`CUDA_ERROR_NO_DEVICE (100)`."""
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorName(status, ctypes.byref(text)) != _SUCCESS or text.value is None:
+        return f"error {status}"
+    return f"{text.value.decode(errors='replace')} ({status})"
