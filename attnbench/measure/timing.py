@@ -55,6 +55,8 @@ class Visit:
     thread_cpu_ns: int  # of the calling thread
     process_cpu_ns: int  # of all threads
     dropped: int
+    waits_for_device: bool = False  # the work is done elsewhere: being off the CPU is no sign of a neighbour
+    device_state: dict[str, Any] | None = None  # of a GPU after the visit (`nvml.DeviceState`)
 
     @property
     def median_ns(self) -> float:
@@ -204,11 +206,12 @@ def off_cpu_share(visit: Visit) -> float:
 def is_contended(visit: Visit, threads: int) -> bool:
     """Did something else use the CPUs of this visit? The thresholds and their reasons are at the top of the module.
 
-    The off-CPU share is used for one thread only: with several, the caller waits for the others by design.
+    The off-CPU share is used for one thread only: with several, the caller waits for the others by design, and so it
+    does for a device.
     """
     wall_s = visit.wall_ns / 1e9
     if visit.involuntary_switches > FREE_SWITCHES + SWITCHES_PER_S * wall_s * threads:
         return True
     if visit.steal_ticks * _TICK_NS > MAX_STEAL_SHARE * visit.wall_ns * threads:
         return True
-    return threads == 1 and off_cpu_share(visit) > MAX_OFF_CPU_SHARE
+    return threads == 1 and not visit.waits_for_device and off_cpu_share(visit) > MAX_OFF_CPU_SHARE
