@@ -65,7 +65,7 @@ def find_faults(
     seen: Mapping[str, Any], exporters: Mapping[str, Probe], runtimes: Mapping[str, Probe]
 ) -> list[Finding]:
     """What is wrong, severe first."""
-    faults = [Finding(severe=True, text=text) for text in seen["conflicts"]]
+    faults = [Finding(severe=True, text=text) for text in (*seen["conflicts"], *seen["shadowed"])]
     if not any(answer.available for name, answer in runtimes.items() if name != HARNESS_ITSELF):
         faults.append(Finding(severe=True, text="no runtime works here: nothing can be measured; see the fixes above"))
     if not any(answer.available for answer in exporters.values()):
@@ -146,7 +146,9 @@ def render(diagnosis: Diagnosis, *, width: int, color: bool) -> str:
 def _verdict(answer: Probe) -> str:
     if answer.available:
         opt_in = "  (opt-in: name it with --runtimes)" if answer.traits.get("opt_in") else ""
-        return f"available  {answer.version}{opt_in}".rstrip()
+        on = f"  on {', '.join(answer.devices)}" if answer.devices != ("cpu",) else ""
+        limits = [f"only on the CPU: {answer.no_cuda}"] if answer.no_cuda else []
+        return "\n".join([f"available  {answer.version}{on}{opt_in}".rstrip(), *limits])
     fix = f"\nfix: {answer.fix}" if answer.fix else ""
     return f"unavailable: {answer.reason or 'it does not say why'}{fix}"
 
@@ -165,11 +167,19 @@ def _machine_rows(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("virtual machine", machine["hypervisor"] or "no"),
         ("dtypes", ", ".join(machine["hardware_dtypes"]) + " in hardware"),
         ("threads", f"{seen['default_threads']} for every runtime unless --threads says otherwise"),
+        ("gpus", _gpus(seen["nvidia"])),
         ("memory", f"{_gib(memory['total_bytes'])}, {_gib(memory['available_bytes'])} free"),
         ("system", f"{seen['os']['system']} {seen['os']['kernel']}, {seen['os']['libc']}".rstrip(", ")),
         ("python", f"{seen['python']['implementation']} {seen['python']['version']}"),
         ("versions", ", ".join(f"{name} {version}" for name, version in seen["versions"].items())),
     ]
+
+
+def _gpus(nvidia: Mapping[str, Any]) -> str:
+    """Of NVIDIA: names and driver, or that there are none."""
+    if nvidia["driver"] is None:
+        return "none: no NVIDIA driver is loaded"
+    return f"{', '.join(nvidia['gpus']) or 'none visible'}, NVIDIA driver {nvidia['driver']}"
 
 
 def _gib(size_bytes: int | None) -> str:

@@ -16,6 +16,7 @@ def seen(**changed: Any) -> dict[str, Any]:
     return {
         **environment.describe(),
         "conflicts": [],
+        "shadowed": [],
         "variables": {},
         "load_average": [0.0, 0.0, 0.0],
         "memory": {"total_bytes": 64 << 30, "available_bytes": 60 << 30},
@@ -56,6 +57,33 @@ def test_two_onnxruntimes_are_a_fault_that_names_both_and_the_way_out() -> None:
     assert found.exit_code == 1
     assert "onnxruntime and onnxruntime-gpu" in found.findings[0].text
     assert "pip uninstall" in found.findings[0].text
+
+
+def test_a_folder_that_hides_a_package_is_a_fault() -> None:
+    found = diagnosis(seen(shadowed=["/here/onnx/__init__.py hides the installed package onnx"]), {"ort-cpu": WORKS})
+    assert found.exit_code == 1
+    assert "hides the installed package onnx" in found.findings[0].text
+
+
+def test_a_runtime_says_where_it_runs_and_why_not_on_a_gpu() -> None:
+    here = Probe(available=True, version="2.13", devices=("cuda:0", "cpu"))
+    cpu = Probe(available=True, version="2.13", no_cuda="torch 2.13 was built without CUDA")
+    text = doctor.render(diagnosis(seen(), {"torch-sdpa": here, "torch-eager": cpu}), width=80, color=False)
+    assert "available  2.13  on cuda:0, cpu" in text
+    assert "only on the CPU: torch 2.13 was built without CUDA" in text
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "words"),
+    [
+        ({"driver": None, "gpus": []}, "none: no NVIDIA driver is loaded"),
+        ({"driver": "580.65.06", "gpus": ["NVIDIA H200"]}, "NVIDIA H200, NVIDIA driver 580.65.06"),
+        ({"driver": "580.65.06", "gpus": []}, "none visible, NVIDIA driver 580.65.06"),
+    ],
+)
+def test_the_machine_tells_of_its_gpus(nvidia: dict[str, Any], words: str) -> None:
+    text = doctor.render(diagnosis(seen(nvidia=nvidia), {"ort-cpu": WORKS}), width=80, color=False)
+    assert ["gpus", words] in [line.split(maxsplit=1) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """What machine this is, how many threads to use, and a clean environment to start workers in."""
 
+import importlib.machinery
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -37,7 +39,11 @@ _SCRUBBED = re.compile(
 _KEPT = frozenset({"TORCH_HOME", "PYTHONHASHSEED", "OPENVINO_LIB_PATHS", "PYTHONPYCACHEPREFIX", "PYTHONNOUSERSITE"})
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
 
+# Packages that a folder of the user may hide: `onnx/` is what a folder of models is often called.
+_HIDEABLE = ("numpy", "torch", "onnx", "onnxscript", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx")
+
 _CPUS = Path("/sys/devices/system/cpu")
+_NVIDIA = Path("/proc/driver/nvidia")
 
 
 def describe() -> dict[str, Any]:
@@ -67,6 +73,8 @@ def describe() -> dict[str, Any]:
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
         "default_threads": default_threads(),
         "conflicts": conflicting_distributions(),
+        "shadowed": shadowed_packages(),
+        "nvidia": {"driver": nvidia_driver(), "gpus": nvidia_gpus()},
         "taken_at_utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
@@ -199,6 +207,40 @@ def conflicting_distributions(names: Iterable[str] | None = None) -> list[str]:
         "onnxruntime and onnxruntime-gpu are both installed and own the same files, so the one installed last wins; "
         "run `pip uninstall -y onnxruntime onnxruntime-gpu`, then install the one that you need"
     ]
+
+
+def shadowed_packages(path: Sequence[str] | None = None) -> list[str]:
+    """Sentences about folders and files that Python imports instead of an installed package; empty when all is well.
+
+    Args:
+        path: where Python looks for modules, in order; None: sys.path of this process.
+    """
+    found = []
+    folders = [Path(folder).absolute() for folder in (sys.path if path is None else path)]
+    installed = [str(folder) for folder in folders if folder.name in ("site-packages", "dist-packages")]
+    for name in _HIDEABLE:
+        taken = importlib.machinery.PathFinder.find_spec(name, [str(folder) for folder in folders])
+        meant = importlib.machinery.PathFinder.find_spec(name, installed)
+        if taken is None or meant is None or taken.origin == meant.origin:
+            continue
+        where = taken.origin or next(iter(taken.submodule_search_locations or ("a folder",)))
+        found.append(
+            f"{where} hides the installed package {name} ({meant.origin}); rename it, or start from another folder "
+            "and without PYTHONPATH"
+        )
+    return found
+
+
+def nvidia_driver(root: Path = _NVIDIA) -> str | None:
+    """Version of NVIDIA's kernel driver, such as 580.65.06; None where none is loaded."""
+    found = re.search(r"Kernel Module\b.*?\s(\d+\.\d+[.\d]*)\s", _text(root / "version") or "")
+    return found.group(1) if found else None
+
+
+def nvidia_gpus(root: Path = _NVIDIA) -> list[str]:
+    """Names of NVIDIA's GPUs, as their driver tells them; empty without one."""
+    texts = [_text(file) or "" for file in sorted(root.glob("gpus/*/information"))]
+    return [found.group(1) for text in texts if (found := re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))]
 
 
 def seen_variables(variables: Mapping[str, str]) -> dict[str, str]:

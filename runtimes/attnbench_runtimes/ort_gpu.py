@@ -18,7 +18,7 @@ from attnbench.files import write_bytes
 from attnbench.interfaces import Artifact, Probe, Settings
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
-from attnbench_runtimes import cuda_driver, elf_needs, tf32
+from attnbench_runtimes import cuda_driver, elf_needs, gpu_stack, tf32
 from attnbench_runtimes.ort import OrtRuntime
 from attnbench_runtimes.ort_loaded import Asked
 
@@ -55,10 +55,17 @@ class OrtCuda(OrtRuntime):
         """A driver with a GPU, and every library that the providers are linked against."""
         reasons = [why] if (why := cuda_driver.why_no_gpu()) else []
         fixes = [cuda_driver.INSTALL_DRIVER] if why else []
+        older, newer = gpu_stack.why_driver_too_old(
+            linked_libraries(self.libraries), f"onnxruntime-gpu {version}", gpu_stack.cuda_version()
+        )
+        if older:
+            reasons, fixes = [*reasons, older], [*fixes, newer]
         lacking = [name for name in missing_libraries(self.libraries) if name != cuda_driver.LIBRARY]
         if lacking:
             verb = "is" if len(lacking) == 1 else "are"
             reasons.append(f"{', '.join(lacking)}, which onnxruntime {version} needs, {verb} missing")
+            other = gpu_stack.why_other_tensorrt(lacking, gpu_stack.installed_tensorrt())
+            reasons += [other] if other else []
             fixes += _installs(lacking)
         if reasons:
             return Probe(available=False, version=version, reason="; ".join(reasons), fix="; then ".join(fixes))
@@ -139,16 +146,25 @@ class OrtTensorRt(OrtCuda):
 
 
 def preload_libraries() -> None:
-    """Load CUDA and cuDNN from the nvidia wheels, where the loader does not look; what is missing is told later."""
+    """Load CUDA, cuDNN and TensorRT from their wheels, where the loader looks not; what is missing is told later."""
     import onnxruntime
 
     if hasattr(onnxruntime, "preload_dlls"):
         with contextlib.redirect_stdout(io.StringIO()):
             onnxruntime.preload_dlls()
+    gpu_stack.preload_tensorrt()
+
+
+def linked_libraries(providers: tuple[str, ...]) -> list[str]:
+    """The libraries that providers of the installed onnxruntime are linked against."""
+    import onnxruntime
+
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    return sorted({name for file in providers for name in elf_needs.needed(folder / file)})
 
 
 def missing_libraries(providers: tuple[str, ...]) -> list[str]:
-    """The libraries that providers of the installed onnxruntime are linked against and that do not load here."""
+    """Those of `linked_libraries` that do not load here."""
     import onnxruntime
 
     preload_libraries()

@@ -17,6 +17,7 @@ from attnbench.measure.numerics import compare
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters.attention import OnnxAttention
+from attnbench_runtimes import gpu_stack
 from attnbench_runtimes.ort import OrtCpu
 from attnbench_runtimes.ort_gpu import OrtCuda, OrtTensorRt
 
@@ -51,6 +52,25 @@ def test_the_probe_names_the_driver_and_every_missing_library(name: str, library
     assert "there is no NVIDIA driver: libcuda.so.1 is missing" in probe.reason
     assert library in probe.reason
     assert probe.fix.startswith("install NVIDIA's driver")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "tensorrt", "words"),
+    [
+        ((12, 8), None, "NVIDIA's driver runs CUDA 12.8, onnxruntime-gpu {version} needs CUDA 13"),
+        ((13, 0), "11.0.0", "TensorRT 11.0.0 is installed, TensorRT 10 is needed"),
+    ],
+)
+def test_the_probe_says_what_of_nvidia_does_not_fit_this_wheel(
+    monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int], tensorrt: str | None, words: str
+) -> None:
+    monkeypatch.setattr(gpu_stack, "cuda_version", lambda: cuda)
+    monkeypatch.setattr(gpu_stack, "installed_tensorrt", lambda: tensorrt)
+    probe = OrtTensorRt().probe()
+    assert not probe.available
+    assert words.format(version=probe.version) in probe.reason
+    assert ("update NVIDIA's driver to 580 or newer" in probe.fix) is (cuda < (13, 0))
+    assert "tensorrt==10.*" in probe.fix
 
 
 @pytest.mark.parametrize("runtime", [OrtCuda(), OrtTensorRt()], ids=lambda r: r.name)

@@ -126,3 +126,51 @@ def test_timed_workers_share_the_highest_core_and_no_sibling_before_every_core_i
     assert e.timing_cpus(2, tmp_path) == [2, 3]
     assert e.timing_cpus(3, tmp_path) == [1, 2, 3]
     assert e.timing_cpus(4, tmp_path) is None
+
+
+def _package(root, name, file="__init__.py"):
+    target = root / name / file if file == "__init__.py" else root / f"{name}.py"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.touch()
+    return target
+
+
+@pytest.mark.parametrize("file", ["__init__.py", "module"])
+def test_a_folder_or_file_that_hides_an_installed_package_is_named(tmp_path, file):
+    installed = _package(tmp_path / "site-packages", "onnx")
+    mine = _package(tmp_path / "work", "onnx", file)
+    (sentence,) = e.shadowed_packages([str(tmp_path / "work"), str(tmp_path / "site-packages")])
+    assert sentence.startswith(f"{mine} hides the installed package onnx ({installed}); rename it")
+
+
+def test_what_hides_nothing_is_not_named(tmp_path):
+    _package(tmp_path / "site-packages", "onnx")
+    (tmp_path / "work" / "onnx").mkdir(parents=True)  # no __init__.py: Python prefers the installed one
+    _package(tmp_path / "work", "torch")  # nothing is hidden: no torch is installed
+    _package(tmp_path / "work", "helpers")
+    assert e.shadowed_packages([str(tmp_path / "work"), str(tmp_path / "site-packages")]) == []
+    assert e.shadowed_packages([str(tmp_path / "site-packages"), str(tmp_path / "work")]) == []
+
+
+def test_a_folder_named_onnx_where_python_starts_is_found(tmp_path):
+    mine = _package(tmp_path, "onnx")
+    code = "from attnbench.measure.environment import shadowed_packages as s; print(*s())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{mine} hides the installed package onnx")
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_nvidias_driver_and_gpus_are_read_from_its_files(tmp_path):
+    version = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n"
+        "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+    )
+    (tmp_path / "version").write_text(version)
+    card = tmp_path / "gpus" / "0000:19:00.0" / "information"
+    card.parent.mkdir(parents=True)
+    card.write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 261\nVideo BIOS: \t 96.00.bc\n")
+    assert e.nvidia_driver(tmp_path) == "580.65.06"
+    assert e.nvidia_gpus(tmp_path) == ["NVIDIA H200"]
+    assert e.nvidia_driver(tmp_path / "none") is None
+    assert e.nvidia_gpus(tmp_path / "none") == []
