@@ -1,4 +1,7 @@
-"""`torch-eager`, `torch-sdpa` and `torch-compile`: the torch block itself, on the CPU."""
+"""`torch-eager`, `torch-sdpa` and `torch-compile`: the torch block itself, on the CPU or a CUDA device.
+
+On a CUDA device written by the documentation and tested without one; not yet run or timed on a GPU.
+"""
 
 import contextlib
 import importlib.metadata
@@ -17,13 +20,14 @@ from attnbench.errors import ReadBackError, UnavailableError, UnsupportedError
 from attnbench.inputs import make_inputs
 from attnbench.interfaces import SUPPORTED, UNKNOWN, Array, Artifact, Facts, Probe, Settings, Support
 from attnbench.problem import Problem
-from attnbench_runtimes import binding
+from attnbench_runtimes import binding, tf32, torch_settings
 from attnbench_runtimes.torch_models import RunsPrograms
-from attnbench_runtimes.torch_settings import check_matmul_precision, check_threads, set_threads
+from attnbench_runtimes.torch_settings import check_matmul_precision, check_threads
 
 # Profiled operator -> the kernel's name. SDPA calls exactly one of them.
 _KERNELS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_attention_math": "math",
     "aten::_scaled_dot_product_efficient_attention": "efficient",
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
@@ -49,7 +53,7 @@ class TorchRuntime:
 
     def probe(self) -> Probe:
         """Is torch there?"""
-        return binding.probe_package("torch", "torch")
+        return torch_settings.probe()
 
     def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
         """Every problem."""
@@ -66,11 +70,13 @@ class TorchRuntime:
         """
         import torch
 
-        binding.refuse_options(settings, self.name, self.options)
-        set_threads(settings.threads)
-        check_matmul_precision()
+        binding.refuse_options(settings, self.name, self.options, device_kinds=torch_settings.DEVICE_KINDS)
         try:
-            with torch.inference_mode(), _pinned(settings.options.get(BACKEND_OPTION)):
+            with (
+                torch_settings.in_force(settings),
+                torch.inference_mode(),
+                _pinned(settings.options.get(BACKEND_OPTION)),
+            ):
                 yield TorchSession(self, problem, settings)
         finally:
             if self.compiled:
@@ -129,9 +135,9 @@ class TorchSession:
     def __init__(self, runtime: TorchRuntime, problem: Problem, settings: Settings) -> None:
         from attnbench.torch_model import InPlaceDecodeStep, build_module
 
-        self._runtime, self._problem, self._threads = runtime, problem, settings.threads
+        self._runtime, self._problem, self._settings = runtime, problem, settings
         self._backend = settings.options.get(BACKEND_OPTION)
-        self._module = build_module(problem, seed=settings.seed, attention=runtime.attention)
+        self._module = build_module(problem, seed=settings.seed, attention=runtime.attention).to(settings.device)
         self._in_place = problem.variant == "decode" and not runtime.compiled
         self._run: Callable[..., Any] = InPlaceDecodeStep(self._module.block) if self._in_place else self._module
         self._tensors: tuple[Any, ...] = ()
@@ -141,7 +147,7 @@ class TorchSession:
         self._compiled_shapes: list[tuple[int, ...]] = []
         self._build_ms: float | None = None
         if runtime.compiled:
-            self._tensors = _tensors(make_inputs(problem))
+            self._tensors = self._placed(make_inputs(problem))
             self._build_ms = self._compile()
             self._tensors = ()
 
@@ -171,13 +177,13 @@ class TorchSession:
 
     def bind(self, inputs: Mapping[str, Array]) -> Callable[[], object]:
         """Copy the inputs into tensors; a compiled module is compiled for their shapes."""
-        self._tensors = _tensors(binding.own_inputs(self._problem, inputs))
+        self._tensors = self._placed(binding.own_inputs(self._problem, inputs))
         if self._in_place:
             self._tensors = _with_room(self._tensors)
         self._output = self._kernel = None
         if self._runtime.compiled and self._compiled_shapes != [tuple(t.shape) for t in self._tensors]:
             self._compile()
-        run, tensors = self._run, self._tensors
+        run, tensors, wait = self._run, self._tensors, torch_settings.waiting(self._settings)
 
         def call() -> None:
             self._output, self._cache = None, ()  # their memory serves the next ones, as in an application
@@ -187,6 +193,7 @@ class TorchSession:
                     self._output, *self._cache = found
                 else:
                     self._output = found
+                wait()
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
@@ -197,6 +204,12 @@ class TorchSession:
 
         return call
 
+    def _placed(self, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
+        """The inputs as tensors on the device."""
+        from attnbench.torch_model import to_torch
+
+        return tuple(to_torch(array).to(self._settings.device) for array in inputs.values())
+
     def outputs(self) -> Array:
         """`y` of the last call, copied.
 
@@ -206,7 +219,7 @@ class TorchSession:
         from attnbench.torch_model import from_torch
 
         binding.require_ran(self._output is not None)
-        return np.array(from_torch(self._output), order="C", copy=True)
+        return np.array(from_torch(self._output.cpu()), order="C", copy=True)
 
     def cache(self) -> dict[str, Array]:
         """`present_key` and `present_value` of the last call, copied.
@@ -219,7 +232,9 @@ class TorchSession:
         binding.require_ran(self._output is not None)
         present = self._tensors[1:3] if self._in_place else self._cache
         names = list(self._problem.output_dims())[1:]
-        return {name: np.array(from_torch(t), order="C", copy=True) for name, t in zip(names, present, strict=True)}
+        return {
+            name: np.array(from_torch(t.cpu()), order="C", copy=True) for name, t in zip(names, present, strict=True)
+        }
 
     def facts(self) -> Facts:
         """Threads and precision in force; the kernel from a profile of one more call, outside any timing.
@@ -229,8 +244,9 @@ class TorchSession:
         """
         import torch
 
-        check_threads(self._threads)
-        allowed = check_matmul_precision()
+        check_threads(self._settings.threads)
+        allowed = check_matmul_precision(tf32_allowed=tf32.is_allowed(self._settings))
+        torch_settings.check_device((*self._module.parameters(), *self._tensors), self._settings)
         if self._kernel is None and self._tensors:
             self._kernel = self._profile()
         kernel, operators = self._kernel or (UNKNOWN, {})
@@ -238,8 +254,9 @@ class TorchSession:
             raise ReadBackError(f"kernel {self._backend} was asked, torch ran {kernel}: {operators}")
         evidence = "profile" if self._backend is None else "pinned"
         return Facts(
-            runtime_version=importlib.metadata.version("torch"), device="cpu", device_name=binding.cpu_name(),
-            threads=torch.get_num_threads(), compute_precision=self._precision(), attention_kernel=kernel,
+            runtime_version=importlib.metadata.version("torch"), device=self._settings.device,
+            device_name=torch_settings.device_name(self._settings), threads=torch.get_num_threads(),
+            compute_precision=self._precision(), attention_kernel=kernel,
             kernel_evidence=evidence if kernel != UNKNOWN else "", build_ms=self._build_ms,
             detail={
                 **binding.cache_facts(self._problem, self._in_place),
@@ -254,11 +271,11 @@ class TorchSession:
         return self._problem.masking.form is None and self._problem.variant != "decode"
 
     def _precision(self) -> str:
-        """The dtype that weights and inputs have; torch on the CPU computes products in it."""
+        """The dtype that weights and inputs have, in which torch computes products."""
         names = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
         tensors = [t for t in (*self._module.parameters(), *self._tensors) if str(t.dtype) != "torch.bool"]
         found = {names.get(str(tensor.dtype), UNKNOWN) for tensor in tensors}
-        return found.pop() if len(found) == 1 else UNKNOWN
+        return torch_settings.precision(found, self._settings)
 
     def _profile(self) -> tuple[str, dict[str, int]]:
         """The kernel of one call and how often each operator of interest ran."""
@@ -287,9 +304,3 @@ def _with_room(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     grown = (torch.cat([past, past.new_zeros(*past.shape[:2], x.shape[1], past.shape[3])], 2)
              for past in (past_key, past_value))  # fmt: skip
     return (x, *grown, *mask)
-
-
-def _tensors(inputs: Mapping[str, Array]) -> tuple[Any, ...]:
-    from attnbench.torch_model import to_torch
-
-    return tuple(to_torch(array) for array in inputs.values())

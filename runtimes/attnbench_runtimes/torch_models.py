@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from attnbench.errors import ArtifactError, UnavailableError, UnsupportedError
-from attnbench.interfaces import UNKNOWN, Array, Artifact, Facts, ModelSession, Settings
+from attnbench.interfaces import Array, Artifact, Facts, ModelSession, Settings
 from attnbench.model_problem import ModelProblem
-from attnbench_runtimes import binding
-from attnbench_runtimes.torch_settings import check_matmul_precision, check_threads, set_threads
+from attnbench_runtimes import binding, tf32, torch_settings
+from attnbench_runtimes.torch_settings import check_matmul_precision, check_threads
 
 PROGRAM_SUFFIX = ".pt2"
 _PRECISIONS = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
@@ -39,24 +39,26 @@ class RunsPrograms:
 
         if artifact.path.suffix != PROGRAM_SUFFIX:
             raise UnsupportedError(f"{self.name} runs modules of torch, {artifact.path.name!r} is none")
-        binding.refuse_options(settings, self.name)
-        set_threads(settings.threads)
-        check_matmul_precision()
+        binding.refuse_options(settings, self.name, device_kinds=torch_settings.DEVICE_KINDS)
         try:
-            with torch.inference_mode():
-                yield TorchModelSession(problem, _read(artifact), settings, compiled=self.compiled)
+            with torch_settings.in_force(settings), torch.inference_mode():
+                yield TorchModelSession(problem, _read(artifact, settings.device), settings, compiled=self.compiled)
         finally:
             if self.compiled:
                 torch._dynamo.reset()
 
 
-def _read(artifact: Artifact) -> Any:
+def _read(artifact: Artifact, device: str) -> Any:
     import torch
+    from torch.export.passes import move_to_device_pass
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # parts of torch that torch deprecated
-            return torch.export.load(artifact.path).module(check_guards=False)
+            program = torch.export.load(artifact.path)
+            if device != "cpu":  # weights, and devices that the traced code names
+                program = move_to_device_pass(program, device)
+            return program.module(check_guards=False)
     except (RuntimeError, ValueError, OSError, KeyError) as err:
         words = (str(err).strip().splitlines() or [type(err).__name__])[0]
         raise ArtifactError(f"torch cannot load {artifact.path.name!r}: {words}") from err
@@ -66,7 +68,7 @@ class TorchModelSession:
     """A traced module and the tensors that it is called with."""
 
     def __init__(self, problem: ModelProblem, module: Any, settings: Settings, *, compiled: bool) -> None:
-        self._problem, self._module, self._threads, self._is_compiled = problem, module, settings.threads, compiled
+        self._problem, self._module, self._settings, self._is_compiled = problem, module, settings, compiled
         # Not the module itself: hooks of torch.export check the sizes of all inputs in every call, which takes 0.3 ms.
         self._run: Callable[..., Any] = module.forward
         self._tensors: tuple[Any, ...] = ()
@@ -79,17 +81,18 @@ class TorchModelSession:
         from attnbench.torch_model import to_torch
 
         own = binding.own_inputs(self._problem, inputs)
-        self._tensors = tuple(map(to_torch, own.values()))
+        self._tensors = tuple(to_torch(array).to(self._settings.device) for array in own.values())
         self._outputs = None
         if self._is_compiled and self._compiled_shapes != [array.shape for array in own.values()]:
             self._build_ms = self._compile()
             self._compiled_shapes = [array.shape for array in own.values()]
-        run, tensors = self._run, self._tensors
+        run, tensors, wait = self._run, self._tensors, torch_settings.waiting(self._settings)
 
         def call() -> None:
             self._outputs = None  # its memory serves the next one, as in an application
             try:
                 self._outputs = run(*tensors)
+                wait()
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
@@ -126,7 +129,7 @@ class TorchModelSession:
         from attnbench.torch_model import from_torch
 
         binding.require_ran(self._outputs is not None)
-        arrays = (np.array(from_torch(tensor), order="C", copy=True) for tensor in self._outputs)
+        arrays = (np.array(from_torch(tensor.cpu()), order="C", copy=True) for tensor in self._outputs)
         return dict(zip(self._problem.output_dims(), arrays, strict=True))
 
     def facts(self) -> Facts:
@@ -137,13 +140,15 @@ class TorchModelSession:
         """
         import torch
 
-        check_threads(self._threads)
-        allowed = check_matmul_precision()
+        check_threads(self._settings.threads)
+        allowed = check_matmul_precision(tf32_allowed=tf32.is_allowed(self._settings))
         tensors = (*self._module.parameters(), *self._module.buffers(), *self._tensors)
+        torch_settings.check_device(tensors, self._settings)
         found = {_PRECISIONS[str(t.dtype)] for t in tensors if str(t.dtype) in _PRECISIONS}
         return Facts(
-            runtime_version=importlib.metadata.version("torch"), device="cpu", device_name=binding.cpu_name(),
-            threads=torch.get_num_threads(), compute_precision=found.pop() if len(found) == 1 else UNKNOWN,
+            runtime_version=importlib.metadata.version("torch"), device=self._settings.device,
+            device_name=torch_settings.device_name(self._settings), threads=torch.get_num_threads(),
+            compute_precision=torch_settings.precision(found, self._settings),
             build_ms=self._build_ms,
             detail={
                 "computes": "what torch.export traced, without its checks", "float32_matmul_precision": allowed,

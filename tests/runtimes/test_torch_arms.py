@@ -4,6 +4,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Iterator
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Settings
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
+from attnbench_runtimes import tf32, torch_settings
 from attnbench_runtimes.torch_arms import TorchCompile, TorchEager, TorchSdpa
 
 
@@ -114,8 +116,8 @@ def test_keys_and_values_of_two_lengths_are_refused() -> None:
 
 
 def test_another_device_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="runs on device cpu, not 'cuda:0'"):
-        TorchEager().load(small(), None, Settings(device="cuda:0")).__enter__()
+    with pytest.raises(UnsupportedError, match="runs on device cpu or cuda, not 'npu:0'"):
+        TorchEager().load(small(), None, Settings(device="npu:0")).__enter__()
 
 
 def test_compile_is_opt_in_and_says_that_it_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,3 +171,65 @@ def test_a_decode_step_writes_into_its_cache_and_is_right_every_time(runtime, ma
         session.bind(again)()
         wanted = reference_output(sized, again, make_weights(sized))
         np.testing.assert_allclose(session.outputs(), wanted, rtol=0, atol=1e-5)
+
+
+def test_without_cuda_the_probe_says_why_and_leaves_the_cpu() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    probe = TorchSdpa().probe()
+    assert (probe.available, probe.devices) == (True, ("cpu",))
+    assert "is built without CUDA" in probe.no_cuda or "NVIDIA" in probe.no_cuda
+
+
+@pytest.mark.parametrize("runtime", [TorchEager(), TorchSdpa(), TorchCompile()], ids=lambda r: r.name)
+def test_cuda_that_is_not_there_is_refused_in_a_sentence(runtime: TorchSdpa) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with (
+        pytest.raises(UnsupportedError, match=r"torch has no device cuda:0 here: .*(CUDA|NVIDIA)"),
+        runtime.load(small(), None, Settings(device="cuda:0")),
+    ):
+        pass
+
+
+def test_tensors_on_another_device_than_asked_are_an_error() -> None:
+    with pytest.raises(ReadBackError, match="device cuda:0 was asked, torch has tensors on cpu"):
+        torch_settings.check_device([torch.zeros(1)], Settings(device="cuda:0"))
+
+
+def test_a_call_on_a_gpu_waits_for_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = create_autospec(torch.cuda.synchronize)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited)
+    torch_settings.waiting(Settings(device="cuda:1"))()
+    waited.assert_called_once_with("cuda:1")
+    torch_settings.waiting(Settings())()
+    waited.assert_called_once()
+
+
+def test_the_policy_for_fp32_is_torchs_for_as_long_as_something_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_settings, "_why_no_cuda", lambda version: "")
+    monkeypatch.setenv(tf32.OVERRIDE, "1")
+    with torch_settings.in_force(Settings(device="cuda:0", fp32="default")):
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert tf32.OVERRIDE not in os.environ
+        assert torch_settings.check_matmul_precision(tf32_allowed=True) == "high"
+        with pytest.raises(ReadBackError, match="in full precision were asked"):
+            torch_settings.check_matmul_precision()
+    assert torch_settings.check_matmul_precision() == "highest"
+    with torch_settings.in_force(Settings(device="cuda:0")):
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert os.environ[tf32.OVERRIDE] == "0"
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "settings", "precision"),
+    [
+        ({"fp32"}, Settings(device="cuda:0"), "fp32"),
+        ({"fp32"}, Settings(device="cuda:0", fp32="default"), "tf32"),
+        ({"fp16"}, Settings(device="cuda:0", fp32="default"), "fp16"),
+        ({"fp32"}, Settings(fp32="default"), "fp32"),  # a CPU has no TF32
+        ({"fp32", "fp16"}, Settings(), "unknown"),
+    ],
+)
+def test_precision_is_told_by_dtype_device_and_policy(dtypes: set[str], settings: Settings, precision: str) -> None:
+    assert torch_settings.precision(dtypes, settings) == precision
