@@ -18,6 +18,7 @@ from attnbench import (
     cli_convert,
     cli_deploy,
     cli_explain,
+    cli_fusion,
     cli_model,
     cli_repro,
     cli_runs,
@@ -238,6 +239,7 @@ app.command(rich_help_panel=DECIDE)(cli_advise.advise)
 app.command(rich_help_panel=DECIDE)(cli_convert.convert)
 app.command(rich_help_panel=DECIDE)(cli_runs.diff)
 app.command(rich_help_panel=DECIDE)(cli_explain.explain)
+app.command(rich_help_panel=DECIDE)(cli_fusion.fusion)
 app.command(rich_help_panel=DECIDE)(cli_repro.repro)
 app.command("compare", hidden=True)(cli_runs.diff)
 for _command in app.registered_commands:

@@ -1,0 +1,170 @@
+"""The matrix in words: a table for a terminal, the answer to one question, CSV."""
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+
+from attnbench.fusion.matrix import Matrix
+from attnbench.fusion.questions import Question
+from attnbench.fusion.verdicts import BUILDS, FAILED, FUSED, REFUSED, UNFUSED, UNSUPPORTED, Answer
+from attnbench.report.text import fmt_bytes, fmt_list
+
+MARKS = {FUSED: "F", UNFUSED: "x", REFUSED: "r", UNSUPPORTED: "-", FAILED: "!"}
+MEANING = {
+    FUSED: "fused: builds, and planned memory grows linearly with T",
+    UNFUSED: "not fused: builds, and planned memory grows with T x T",
+    REFUSED: "refused by the parser or the compiler",
+    UNSUPPORTED: "the recipe cannot write it",
+    FAILED: "a worker failed; --resume asks again",
+}
+STRICT_REFUSED = "the node is refused as strict attention: this is the memory when it may be taken apart"
+SHORT = {"onnx-decomposed": "dec", "onnx-attention": "att", "onnx-contrib": "con", "onnx-blocked": "blk",
+         "fp8-qkpv": "qkpv", "fp8-qk": "qk"}  # fmt: skip
+COLUMNS = (
+    "dtype", "head_dim", "mask", "causal", "heads", "recipe", "arch", "verdict", "score_matrices", "seq_len",
+    "planned_activation_bytes", "seq_len_2", "planned_activation_bytes_2", "strict", "disagreement", "stage", "words",
+    "build_ms", "compiler",
+)  # fmt: skip
+_WIDTH_OF_WORDS = 240
+
+
+def fold(matrix: Matrix) -> list[tuple[tuple[str, ...], dict[Question, Answer]]]:
+    """Architectures with equal verdicts as one, with the answers of the first of them."""
+    by_arch: dict[str, dict[Question, Answer]] = {arch: {} for arch in matrix.plan.archs}
+    for answer in matrix.answers:
+        by_arch[answer.arch][answer.question] = answer
+    groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for arch, answers in by_arch.items():
+        groups.setdefault(tuple((a.verdict, a.strict) for a in answers.values()), []).append(arch)
+    return [(tuple(archs), by_arch[archs[0]]) for archs in groups.values()]
+
+
+def matrix_csv(matrix: Matrix) -> str:
+    """A row for every question and architecture; a number that there is none of is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for answer in matrix.answers:
+        fields = {**answer.as_dict(), "compiler": matrix.compiler}
+        for name in ("seq_len", "planned_activation_bytes"):
+            values = fields.pop(f"{name}s" if name == "seq_len" else name)
+            fields |= {name: values[0], f"{name}_2": values[1]}
+        writer.writerow({name: "" if fields[name] is None else fields[name] for name in COLUMNS})
+    return text.getvalue()
+
+
+def matrix_text(matrix: Matrix, *, width: int) -> str:
+    """One table for every group of architectures, then witnesses that differ, then refusals in the compiler's words."""
+    plan = matrix.plan
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in matrix.counts.items())
+    title = (
+        f"{matrix.compiler}: is attention fused? Part core, 8 heads, batch 1, T = {plan.seq_len} and "
+        f"{2 * plan.seq_len}. {len(plan.questions)} questions x {len(plan.archs)} architectures: {counts}"
+    )
+    lines = textwrap.wrap(title, width)
+    lines += [f"  {MARKS[verdict]}  {MEANING[verdict]}" for verdict in MARKS if verdict in matrix.counts]
+    if any(answer.strict == REFUSED for answer in matrix.answers):
+        lines += textwrap.wrap(STRICT_REFUSED, width, initial_indent="  *  ", subsequent_indent="     ")
+    recipes = dict.fromkeys(question.recipe for question in plan.questions)
+    lines += ["", *textwrap.wrap("; ".join(f"{SHORT[recipe]} = {recipe}" for recipe in recipes), width)]
+    for archs, answers in fold(matrix):
+        lines += ["", ", ".join(archs), *_table(answers)]
+    lines += _groups("The two witnesses differ:", [a for a in matrix.answers if a.disagreement], width)
+    for verdict, head in ((REFUSED, "Refused:"), (UNSUPPORTED, "Not written:"), (FAILED, "Failed:")):
+        lines += _groups(head, [a for a in matrix.answers if a.verdict == verdict], width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def mark(answer: Answer | None) -> str:
+    """`F`, `x*`: what stands in a cell; empty where nothing was asked."""
+    if answer is None:
+        return ""
+    return MARKS[answer.verdict] + ("*" if answer.strict == REFUSED and answer.verdict != REFUSED else "")
+
+
+def axes(answers: dict[Question, Answer]) -> tuple[list[str], list[tuple[str, str]], dict[tuple[str, object], Answer]]:
+    """Rows, columns and what is where they cross."""
+    cells: dict[tuple[str, object], Answer] = {(q.row, q.column): answer for q, answer in answers.items()}
+    columns = sorted({q.column for q in answers}, key=lambda column: list({q.column: 0 for q in answers}).index(column))
+    return list(dict.fromkeys(q.row for q in answers)), columns, cells
+
+
+def _table(answers: dict[Question, Answer]) -> list[str]:
+    rows, columns, cells = axes(answers)
+    left = max(map(len, rows)) + 1
+    widths = [max(len(dtype), len(SHORT[recipe])) + 1 for dtype, recipe in columns]
+    heads = [
+        [dtype if not i or columns[i - 1][0] != dtype else "" for i, (dtype, _) in enumerate(columns)],
+        [SHORT[recipe] for _, recipe in columns],
+    ]
+    lines = [" " * left + "".join(f"{h:>{w}}" for h, w in zip(head, widths, strict=True)) for head in heads]
+    for row in rows:
+        found = [mark(cells.get((row, column))) for column in columns]
+        lines.append(f"{row:{left}}" + "".join(f"{text:>{w}}" for text, w in zip(found, widths, strict=True)))
+    return lines
+
+
+def short_words(words: str) -> str:
+    """What a compiler says without the places in its own source that it says it from."""
+    text = re.sub(r"^I?Builder::\w+: ", "", words)
+    text = re.sub(r"\s*In \w+ at /\S+:\d+\)?$", "", text)
+    return textwrap.shorten(text, _WIDTH_OF_WORDS, placeholder=" ...")
+
+
+def causes(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
+    """Answers by what is said of them, names of nodes apart."""
+    found: dict[str, list[Answer]] = {}
+    for answer in answers:
+        said = answer.disagreement or short_words(answer.words)
+        found.setdefault(re.sub(r"node_\w+|'make_\w+'|'node_\w+'", "NODE", said), []).append(answer)
+    return found
+
+
+def spoken(answers: Sequence[Answer]) -> str:
+    """Which: `sm75: fp32 (48 questions)`."""
+    archs = ", ".join(dict.fromkeys(a.arch for a in answers))
+    columns = dict.fromkeys(f"{a.question.dtype} {a.question.recipe}" for a in answers)
+    questions = dict.fromkeys(a.question for a in answers)
+    what = (
+        next(iter(questions)).label if len(questions) == 1 else f"{len(questions)} questions of {fmt_list([*columns])}"
+    )
+    return f"{what} on {archs}"
+
+
+def _groups(title: str, answers: Sequence[Answer], width: int) -> list[str]:
+    lines: list[str] = ["", title] if answers else []
+    for said, group in causes(answers).items():
+        text = f"{spoken(group)}: {said}"
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+    return lines
+
+
+def ask_text(matrix: Matrix, *, width: int) -> str:
+    """A sentence for every verdict on one question."""
+    by_said: dict[tuple[str, str], list[Answer]] = {}
+    for answer in matrix.answers:
+        by_said.setdefault((answer.question.recipe, _said(answer)), []).append(answer)
+    folded: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (recipe, said), group in by_said.items():
+        folded.setdefault((said, tuple(a.arch for a in group)), []).append(recipe)
+    first = matrix.answers[0].question
+    sentences = [
+        f"{matrix.compiler}: {first.dtype}, {first.row} as {' and '.join(recipes)} is {said} ({', '.join(archs)})."
+        for (said, archs), recipes in folded.items()
+    ]
+    return "\n".join(
+        "\n".join(textwrap.wrap(s, width, subsequent_indent="  ", break_on_hyphens=False)) for s in sentences
+    )
+
+
+def _said(answer: Answer) -> str:
+    """The end of the sentence."""
+    if answer.verdict in (FUSED, UNFUSED):
+        (short, long), (t, t2) = (fmt_bytes(n) for n in answer.planned_activation_bytes), answer.seq_lens
+        growth = "linearly" if answer.verdict == FUSED else f"by {answer.score_matrices:.1f} score matrices"
+        text = f"{answer.verdict}: planned memory {short} at T = {t}, {long} at {t2}, grows {growth}"
+        witness = {BUILDS: "; as strict attention it builds", REFUSED: "; as strict attention it is refused"}
+        return text + witness.get(answer.strict, "")
+    return f"{answer.verdict}: {short_words(answer.words)}"
