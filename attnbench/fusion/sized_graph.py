@@ -1,0 +1,187 @@
+"""An ONNX graph at given sizes: every shape that follows is a number, and what follows from shapes is a constant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SMALL_BYTES = 1024  # of a constant that is kept; larger ones are weights, whose values no verdict depends on
+_SMALL = 64  # elements of what is folded
+_ROUNDS = 8  # shape inference and folding feed each other
+_FOLDED = frozenset({
+    "Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "Div", "Equal", "Floor", "Gather", "Identity", "Max", "Min",
+    "Mul", "Neg", "Pow", "Reciprocal", "ReduceProd", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where",
+})  # fmt: skip
+_FOLD_ERRORS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, AttributeError, NotImplementedError)
+
+
+@dataclass(frozen=True)
+class SizedGraph:
+    """The main graph of a model, its functions written out, at one set of sizes."""
+
+    nodes: tuple[Any, ...]  # NodeProto, in the order of the file
+    shapes: Mapping[str, tuple[int, tuple[int, ...]]]  # tensor -> element type, dims; only where all are known
+    constants: Mapping[str, Any]  # small TensorProto by name
+    weights: frozenset[str]  # large initializers, their values left behind
+    outputs: frozenset[str]
+    opset_import: tuple[Any, ...]
+    ir_version: int
+    producers: Mapping[str, Any]  # tensor -> node
+    consumers: Mapping[str, tuple[Any, ...]]
+
+    def is_stored(self, name: str) -> bool:
+        """Is a tensor of the file, not computed?"""
+        return name in self.constants or name in self.weights
+
+
+def load_structure(path: Path) -> Any:
+    """A model without the values of its large weights, which become inputs of the graph; functions written out.
+
+    Free dims of inputs without a name get `INPUT_dimAXIS`.
+    """
+    import onnx
+    from onnx import inliner
+
+    model = onnx.load(str(path), load_external_data=False)
+    if len(model.functions):
+        model = inliner.inline_local_functions(model)
+    graph, kept = model.graph, []
+    for value in graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.dim_param and dim.dim_value <= 0:
+                dim.dim_param = f"{value.name}_dim{axis}"
+    given = {value.name for value in graph.input}
+    for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.ByteSize() > _SMALL_BYTES:
+            if tensor.name not in given:
+                graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            kept.append(tensor)
+    weights = {tensor.name for tensor in graph.initializer} - {tensor.name for tensor in kept}
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    del graph.value_info[:]
+    model.metadata_props.add(key=_WEIGHTS, value="\n".join(sorted(weights)))
+    return model
+
+
+_WEIGHTS = "attnbench.weights"
+
+
+def sized_graph(structure: Any, sizes: Mapping[str, int]) -> SizedGraph:
+    """A model at some sizes.
+
+    Args:
+        structure: from `load_structure`; it is not changed.
+        sizes: of the free dims of its inputs, by name.
+    """
+    import onnx
+
+    model = onnx.ModelProto()
+    model.CopyFrom(structure)
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param") and dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for _ in range(_ROUNDS):
+        del model.graph.value_info[:]
+        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        if not _fold(model):
+            break
+    return _as_graph(model)
+
+
+def _as_graph(model: Any) -> SizedGraph:
+    graph = model.graph
+    weights = next(entry.value for entry in model.metadata_props if entry.key == _WEIGHTS)
+    consumers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            consumers.setdefault(name, []).append(node)
+    return SizedGraph(
+        nodes=tuple(graph.node), shapes=shapes_of(model), constants={t.name: t for t in graph.initializer},
+        weights=frozenset(filter(None, weights.split("\n"))), outputs=frozenset(v.name for v in graph.output),
+        opset_import=tuple(model.opset_import), ir_version=model.ir_version,
+        producers={name: node for node in graph.node for name in node.output if name},
+        consumers={name: tuple(nodes) for name, nodes in consumers.items()},
+    )  # fmt: skip
+
+
+def shapes_of(model: Any) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Element type and dims of every tensor of a model whose dims are all numbers."""
+    found = {}
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        kind = value.type.tensor_type
+        if kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            found[value.name] = (kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
+    for tensor in model.graph.initializer:
+        found[tensor.name] = (tensor.data_type, tuple(tensor.dims))
+    return found
+
+
+def _fold(model: Any) -> bool:
+    """Turn small results that follow from constants and known shapes into constants; False: there were none."""
+    from onnx import numpy_helper
+
+    shapes, outputs = shapes_of(model), {value.name for value in model.graph.output}
+    known = {tensor.name: tensor for tensor in model.graph.initializer}
+    left = []
+    for node in model.graph.node:
+        made = None if outputs.intersection(node.output) else _value(node, known, shapes, model)
+        if made is None:
+            left.append(node)
+            continue
+        known[node.output[0]] = tensor = numpy_helper.from_array(made, node.output[0])
+        model.graph.initializer.append(tensor)
+    if len(left) == len(model.graph.node):
+        return False
+    del model.graph.node[:]
+    model.graph.node.extend(left)
+    return True
+
+
+def _value(
+    node: Any, known: Mapping[str, Any], shapes: Mapping[str, tuple[int, tuple[int, ...]]], model: Any
+) -> Any | None:
+    """What a node computes, as an array; None where that is not known or not small."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type == "Shape":
+        if node.input[0] not in shapes:
+            return None
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        return np.array(shapes[node.input[0]][1][ends.get("start", 0) : ends.get("end")], np.int64)
+    if node.op_type == "Constant":
+        tensor = next((a.t for a in node.attribute if a.name == "value" and a.t.ByteSize() <= _SMALL_BYTES), None)
+        return _evaluated(node, {}, model) if tensor is None else numpy_helper.to_array(tensor)
+    inputs = {name: known.get(name) for name in node.input if name}
+    if node.op_type not in _FOLDED or not inputs or len(node.output) != 1 or any(t is None for t in inputs.values()):
+        return None
+    return _evaluated(node, {name: numpy_helper.to_array(tensor) for name, tensor in inputs.items()}, model)
+
+
+def _evaluated(node: Any, inputs: Mapping[str, Any], model: Any) -> Any | None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    if any(array.size > _SMALL for array in inputs.values()):
+        return None
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
+    out = onnx.helper.make_empty_tensor_value_info(node.output[0])
+    one = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "one", values, [out]),
+        opset_imports=model.opset_import, ir_version=model.ir_version,
+    )  # fmt: skip
+    try:
+        made = ReferenceEvaluator(one).run(None, dict(inputs))[0]
+    except _FOLD_ERRORS:  # a form that onnx's evaluator does not take stays a node
+        return None
+    return made if hasattr(made, "size") and made.size <= _SMALL else None

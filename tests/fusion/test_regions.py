@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from attnbench.fusion.cut import cut
+from attnbench.fusion.regions import find_regions
+from attnbench.fusion.sized_graph import SizedGraph, load_structure, sized_graph
+from tests.fusion.planted import Layer, encoder
+
+
+def graph_of(tmp_path: Path, model: onnx.ModelProto, seq: int = 256) -> SizedGraph:
+    onnx.save(model, tmp_path / "model.onnx")
+    return sized_graph(load_structure(tmp_path / "model.onnx"), {"batch": 2, "seq": seq})
+
+
+FORMS = [
+    Layer(), Layer(scores="mul"), Layer(scores="query"), Layer(scores="einsum"), Layer(scores="operator"),
+    Layer(inside=("softcap", "add_mask", "island_softmax", "nan_guard")), Layer(inside=("written_out",)),
+    Layer(inside=("island_qk", "where_mask", "dropout")), Layer(returned=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", FORMS, ids=str)
+def test_every_way_to_write_attention_is_one_region_that_is_a_model(tmp_path: Path, layer: Layer) -> None:
+    graph = graph_of(tmp_path, encoder([layer]))
+    (region,) = find_regions(graph)
+    made = cut(graph, region)
+    assert made is not None
+    onnx.checker.check_model(made.model, full_check=True)
+    assert made.score_bytes == 2 * 8 * 256 * 256 * 2  # batch, heads, T, T, fp16
+
+
+def test_a_projection_is_no_attention(tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Softmax", ["a"], ["p"]),
+             helper.make_node("MatMul", ["p", "w"], ["y"])]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", 8]) for name in "xy")
+    assert find_regions(graph_of(tmp_path, helper.make_model(helper.make_graph(nodes, "g", [x], [y], [weight])))) == []
+
+
+def test_equal_layers_are_equal_bytes_whatever_their_names_and_weights(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, encoder([Layer(), Layer(prefix="other"), Layer(scores="mul")]))
+    keys = [made.key for region in find_regions(graph) if (made := cut(graph, region))]
+    assert len(keys) == 3
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_masks_are_inputs_and_what_is_taken_outside_is_an_output(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, encoder([Layer(inside=("add_mask",), returned=True)]))
+    (region,) = find_regions(graph)
+    made = cut(graph, region)
+    assert made is not None
+    assert len(made.model.graph.input) == 4  # q, k, v, mask
+    assert [len(value.type.tensor_type.shape.dim) for value in made.model.graph.output] == [4, 4]
+    assert "layer0.Softmax" in made.names[-2]
+
+
+def test_a_scale_that_is_computed_from_a_shape_is_a_constant(tmp_path: Path) -> None:
+    """As the older exporter of torch writes 1 / sqrt(head_dim)."""
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Shape", ["q"], ["shape"], start=3), helper.make_node("Cast", ["shape"], ["d"], to=1),
+        helper.make_node("Sqrt", ["d"], ["root"]), helper.make_node("Div", ["s", "root"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["p"]), helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]  # fmt: skip
+    dims = ["batch", 4, "seq", 64]
+    q, k, v, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in "qkvy")
+    graph = graph_of(tmp_path, helper.make_model(helper.make_graph(nodes, "g", [q, k, v], [y])))
+    assert onnx.numpy_helper.to_array(graph.constants["root"]).tolist() == [8.0]
+    (region,) = find_regions(graph)
+    assert [node.op_type for node in region.nodes] == ["Transpose", "MatMul", "Div", "Softmax", "MatMul"]
+
+
+def test_a_contrib_operator_is_a_region(tmp_path: Path) -> None:
+    node = helper.make_node("MultiHeadAttention", ["x", "x", "x"], ["y"], domain="com.microsoft", num_heads=8, name="m")
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", "seq", 512]) for name in "xy")
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets)
+    (region,) = find_regions(graph_of(tmp_path, model))
+    assert region.is_operator
+    assert region.anchor.name == "m"
