@@ -5,6 +5,7 @@ Every function takes exactly the C types of NVIDIA's header, so a wrong name, nu
 
 import ctypes
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +54,11 @@ def _type(parameter: str) -> Any:
 class FakeCuda:
     """The library; `now_ns` is the clock of host and device."""
 
-    def __init__(self, *, free: int = 100 << 20, l2_bytes: int = 4 << 20, uuid: bytes = bytes(range(16))) -> None:
-        self.now_ns = 0
+    def __init__(
+        self, *, free: int = 100 << 20, l2_bytes: int = 4 << 20, uuid: bytes = bytes(range(16)), sleeps: bool = False
+    ) -> None:
+        """sleeps: waiting takes real time, for who measures it by the real clock."""
+        self.now_ns, self._sleeps = 0, sleeps
         self.free, self.l2_bytes, self._uuid = free, l2_bytes, uuid
         self.busy_until: dict[int, int] = defaultdict(int)  # stream -> ns
         self.event_ns: dict[int, int] = {}
@@ -75,6 +79,12 @@ class FakeCuda:
             return 0
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *argument_types(name))(answer)
+
+    def wait_until(self, then_ns: int) -> None:
+        """Let the host wait."""
+        if self._sleeps and then_ns > self.now_ns:
+            time.sleep((then_ns - self.now_ns) / 1e9)
+        self.now_ns = max(self.now_ns, then_ns)
 
     def clock(self) -> int:
         """The host's."""
@@ -109,7 +119,7 @@ class FakeCuda:
         assert context >= 0xC0
 
     def _cuCtxSynchronize(self) -> None:
-        self.now_ns = max([self.now_ns, *self.busy_until.values()])
+        self.wait_until(max(self.busy_until.values(), default=0))
 
     def _cuMemGetInfo_v2(self, free: Any, total: Any) -> None:
         free[0], total[0] = self.free, 1 << 30
@@ -130,7 +140,7 @@ class FakeCuda:
         self.event_ns[event] = max(self.now_ns, self.busy_until[stream or 0])
 
     def _cuEventSynchronize(self, event: int) -> None:
-        self.now_ns = max(self.now_ns, self.event_ns[event])
+        self.wait_until(self.event_ns[event])
 
     def _cuEventElapsedTime(self, out: Any, start: int, stop: int) -> None:
         assert -1 not in (self.event_ns[start], self.event_ns[stop]), "an event that was never recorded"

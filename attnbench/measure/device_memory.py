@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.errors import MeasurementError
 from attnbench.measure.cuda_driver import Gpu
 from attnbench.measure.nvml import DeviceMonitor
 
@@ -42,12 +41,9 @@ class Neighbours:
     reason: str = ""  # why not
 
 
-def neighbours(monitor: Callable[[], DeviceMonitor]) -> Neighbours:
-    """Who computes on the device now; `monitor` opens what tells it."""
-    try:
-        pids = monitor().processes()
-    except MeasurementError as err:
-        return Neighbours(pids=None, reason=str(err))
+def neighbours(monitor: DeviceMonitor) -> Neighbours:
+    """Who computes on the device now."""
+    pids = monitor.processes()
     return Neighbours(pids=pids, reason="" if pids is not None else "this GPU does not list its processes")
 
 

@@ -22,6 +22,7 @@ FLUSH_FACTOR = 2
 # Work that is still going on after the stream was done. Waiting itself takes 10 to 20 us.
 MAX_LATE_SHARE = 0.2
 MAX_LATE_NS = 50_000
+PROOF_TRIES = 3  # a neighbour on the CPU may make a wait late, but not every time
 _PROOF_NS = 5_000_000
 _PROOF_CALLS = 1000
 
@@ -99,18 +100,26 @@ def refuse_wrong_stream(
     Raises:
         MeasurementError: the work runs on another stream.
     """
-    done = gpu.event()
+    event, count = gpu.event(), min(_PROOF_CALLS, math.ceil(_PROOF_NS / max(call_ns, 1)))
+    for _ in range(PROOF_TRIES):
+        late_ns, all_ns = _lateness(gpu, session, event, count, clock)
+        if late_ns <= MAX_LATE_NS + MAX_LATE_SHARE * all_ns:
+            return
+    raise MeasurementError(
+        f"the stream that the session names was done {late_ns / 1e6:.3g} of {all_ns / 1e6:.3g} ms before its work "
+        "was: it works on another stream, so events on this one do not time it"
+    )
+
+
+def _lateness(gpu: Gpu, session: Queued, event: Event, count: int, clock: Callable[[], int]) -> tuple[int, int]:
+    """Of so many calls: how long the device worked on after their stream was done, and how long all took; ns."""
     gpu.synchronize()
     begin = clock()
-    for _ in range(min(_PROOF_CALLS, math.ceil(_PROOF_NS / max(call_ns, 1)))):
+    for _ in range(count):
         session.enqueue()
-    gpu.record(done, session.stream)
-    gpu.wait(done)
+    gpu.record(event, session.stream)
+    gpu.wait(event)
     on_stream = clock()
     gpu.synchronize()
-    late_ns, all_ns = clock() - on_stream, clock() - begin
-    if late_ns > MAX_LATE_NS + MAX_LATE_SHARE * all_ns:
-        raise MeasurementError(
-            f"the stream that the session names was done {late_ns / 1e6:.3g} of {all_ns / 1e6:.3g} ms before its "
-            "work was: it works on another stream, so events on this one do not time it"
-        )
+    end = clock()
+    return end - on_stream, end - begin

@@ -42,8 +42,10 @@ def judge(records: list[Record]) -> tuple[list[Record], NoiseFloor]:
         New records in the same order, and the noise floor that was used.
     """
     noise = run_noise_floor(records)
-    baselines = {(r.run_id, r.problem_id): r for r in records if r.arm == r.baseline_arm}
-    return [_judged(r, baselines.get((r.run_id, r.problem_id)), noise) for r in records], noise
+    # A problem has one per way of timing: arms timed by a GPU's clock are compared with the baseline timed by it.
+    baselines = {(r.run_id, r.problem_id, r.arm): r for r in records if r.arm == r.baseline_arm}
+    found = [_judged(r, baselines.get((r.run_id, r.problem_id, str(r.baseline_arm))), noise) for r in records]
+    return found, noise
 
 
 def with_peak_fraction(records: Iterable[Record], machine_peak: Mapping[str, Mapping[str, Any]]) -> list[Record]:

@@ -20,6 +20,7 @@ from attnbench.interfaces import Probe, Settings
 from attnbench.measure import numerics
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
+from attnbench.sweep import runtime_options
 from attnbench.sweep.cases import Case, Exported
 from attnbench.sweep.grid import TORCH, Arm, Sweep
 from attnbench.sweep.rundir import RunDirectory
@@ -119,7 +120,7 @@ class Bench:
 
     def settings(self, arm: Arm | None = None) -> dict[str, Any]:
         """How an arm is asked to run, or every arm without options of its own, as JSON."""
-        options = dict(arm.options) if arm else {}
+        options = dict(runtime_options.of_runtime(arm.options)) if arm else {}
         return asdict(Settings(threads=self.threads, seed=self.sweep.seed, options=options))
 
     def reference(self, problem: AnyProblem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:

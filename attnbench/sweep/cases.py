@@ -61,6 +61,7 @@ class Case:
     peak_host_bytes: int | None = None
     kept_host_bytes: int | None = None
     memory_reason: str = ""  # why the memory cells are empty
+    device_peak: dict[str, Any] = field(default_factory=dict)  # on a GPU (`device_memory.DevicePeak`)
     started_at_utc: str = ""
 
     @property

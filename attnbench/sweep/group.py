@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
@@ -14,7 +15,7 @@ from attnbench.measure import determinism, environment, numerics
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
 from attnbench.records import Record
-from attnbench.sweep import rounds, rows, tasks
+from attnbench.sweep import device_arms, rounds, rows, tasks
 from attnbench.sweep.bench import Bench, NoReferenceError, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
@@ -121,7 +122,7 @@ class Group:
         self.progress.say(f"{self.problem.label()}: load and check {len(self.cases)} arms")
 
         def park(case: Case) -> None:
-            for replica in (0, 1) if case.arm.label == self.bench.sweep.baseline else (0,):
+            for replica in (0, 1) if case.arm.label == self._baseline_of(case.arm.label) else (0,):
                 if case.is_open:
                     self._park(case, replica, stack, parked)
 
@@ -150,6 +151,7 @@ class Group:
                 cpus = environment.timing_cpus(self.bench.threads)
                 warm = worker.ask("warm_up", timeout_s=timeout_s, cpus=cpus, is_warm=took_ns > LONG_CALL_NS)
                 took_ns = warm["typical_ns"] or took_ns
+                scope = warm["scope"]
         except AttnbenchError as err:
             case.fail(err)
             return
@@ -160,6 +162,7 @@ class Group:
                 replica=replica,
                 parked=ParkedArm(worker=worker, timeout_s=timeout_s),
                 call_s=took_ns / 1e9,
+                scope=scope,
             )
             self.lanes.append(lane)
             case.lane = case.lane or lane
@@ -185,6 +188,7 @@ class Group:
             "problem": self.problem.as_dict(),
             "artifact": case.exported.artifact if case.exported else None,
             "settings": self.bench.settings(case.arm),
+            "timed": dict(device_arms.timing_of(case.arm)),
             **self.bench.given_inputs(),
         }
 
@@ -217,16 +221,25 @@ class Group:
         return took_ns
 
     def _time(self, budget_s: float) -> None:
-        label = self.problem.label()
         rng = random.Random(digest([self.bench.sweep.seed, self.problem.problem_id]))
-        self.lanes.sort(key=lambda lane: (lane.arm != self.bench.sweep.baseline, lane.replica != 0))
-        rounds.run_rounds(
-            self.lanes,
-            rng=rng,
-            threads=self.bench.threads,
-            budget_s=budget_s,
-            between=lambda done: self.progress.say(f"{label}: round {done}, {len(self.lanes)} workers"),
-        )
+        rotations = device_arms.rotations(self.lanes, lambda lane: self._baseline_of(lane.arm))
+        self.lanes = [lane for lanes in rotations for lane in lanes]
+        for lanes in rotations:
+            rounds.run_rounds(
+                lanes,
+                rng=rng,
+                threads=self.bench.threads,
+                budget_s=budget_s / len(rotations),
+                between=partial(self._say_round, len(lanes)),
+            )
+
+    def _say_round(self, workers: int, done: int) -> None:
+        self.progress.say(f"{self.problem.label()}: round {done}, {workers} workers")
+
+    def _baseline_of(self, label: str) -> str:
+        """What an arm is compared with."""
+        arm = next(arm for arm in self.bench.arms if arm.label == label)
+        return device_arms.baseline_of(arm, self.bench.arms, self.bench.sweep.baseline)
 
     def _prove_honest(self, parked: dict[str, Worker]) -> None:
         """The last timed call still computed what it should, and not from memory."""
@@ -280,7 +293,7 @@ class Group:
             return
         case.first_call_ms = peak["first_call_ns"] / 1e6
         case.peak_host_bytes, case.kept_host_bytes = peak["peak_bytes"], peak["kept_bytes"]
-        case.memory_reason = peak["reason"]
+        case.memory_reason, case.device_peak = peak["reason"], peak.get("device", {})
 
     def _conclude(self, case: Case) -> None:
         if case.status == "oom" and self.bench.sweep.oom_skip:

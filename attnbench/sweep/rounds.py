@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from attnbench.errors import WorkerError
 from attnbench.measure import statistics as stats
@@ -15,6 +15,7 @@ from attnbench.measure import timing
 MAX_REPEATS = 2  # of one contended visit
 BUDGET_ROUNDS = stats.MIN_EXACT_ROUNDS
 CONTENDED_SHARE = 0.1  # a case is flagged when more of its visits stayed contended
+THROTTLED_SHARE = 0.1  # a case is flagged when a GPU held its clocks down after more of its visits
 
 
 class Parked(Protocol):
@@ -39,6 +40,14 @@ class Lane:
     contended_visits: int = 0  # still contended after the repeats
     stopped_by: str = ""
     failure: WorkerError | None = None
+    scope: str = "host"  # whose clock the samples are of: host, device, device_graph
+    device_states: list[dict[str, Any]] = field(default_factory=list)  # of a GPU, after each visit that it tells of
+
+    @property
+    def is_throttled(self) -> bool:
+        """Whether the GPU held its clocks down against its will after so many visits that the row must say so."""
+        throttled = sum(bool(state["throttle"]) for state in self.device_states)
+        return throttled > THROTTLED_SHARE * len(self.device_states)
 
     @property
     def is_contended(self) -> bool:
@@ -93,6 +102,7 @@ def _visit(lane: Lane, number: int, threads: int) -> None:
         if not contended or attempt == MAX_REPEATS:
             break
     lane.contended_visits += contended
+    lane.device_states += [visit.device_state] if visit.device_state is not None else []
     lane.samples[number] = visit.samples_ns
     lane.medians[number] = max(visit.median_ns, 1.0)  # a clock tick is the least that can be told
     lane.call_s = lane.medians[number] / 1e9

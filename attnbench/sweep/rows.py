@@ -5,12 +5,12 @@ from typing import Any
 
 from attnbench import __version__
 from attnbench.inputs import LOGIT_SCALES
-from attnbench.measure import roofline
+from attnbench.measure import nvml, roofline
 from attnbench.measure import statistics as stats
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import Problem
 from attnbench.records import COLUMNS, Record
-from attnbench.sweep import rounds
+from attnbench.sweep import device_arms, rounds
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
 from attnbench.sweep.grid import TORCH
@@ -37,11 +37,12 @@ def samples_of(cases: Sequence[Case], lanes: Sequence[rounds.Lane]) -> Samples:
 
 def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]) -> list[Record]:
     """One record per case, whatever happened to it."""
-    baseline = next((c for c in cases if c.arm.label == bench.sweep.baseline), None)
-    timed = {c.arm.label: c.lane.medians for c in cases if c.status == "ok" and c.lane is not None}
-    standings = stats.fastest_set(timed)
+    by_label = {case.arm.label: case for case in cases}
+    baselines = {case.arm.label: device_arms.baseline_of(case.arm, bench.arms, bench.sweep.baseline) for case in cases}
+    standings = _standings(cases)
     records = []
     for case in cases:
+        baseline = by_label.get(baselines[case.arm.label])
         fields = _identity(bench, case) | _artifact(case) | _facts(case) | _numerics(case) | _memory(case)
         if case.lane is not None and case.lane.medians:
             fields |= _latency(case, case.lane) | _ratio(bench, case, baseline)
@@ -49,10 +50,21 @@ def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]
             fields |= standings[case.arm.label]._asdict()
             fields["fastest_p"] = fields.pop("holm_p")
         if case is baseline and case.status == "ok":
-            fields["noise_log_ratio"] = rounds.noise_log_ratio(lanes)
+            fields["noise_log_ratio"] = rounds.noise_log_ratio([lane for lane in lanes if lane.arm == case.arm.label])
+        fields["baseline_arm"] = baselines[case.arm.label]
         fields["empty_reasons"] = empty_reasons(case, fields)
         records.append(Record.model_validate(fields))
     return records
+
+
+def _standings(cases: Sequence[Case]) -> dict[str, stats.Standing]:
+    """Who is fastest among those that may be compared: timed in the same way on the same device."""
+    timed: dict[tuple[object, ...], dict[str, Mapping[int, float]]] = {}
+    for case in cases:
+        if case.status == "ok" and case.lane is not None:
+            way = (case.facts.get("device"), case.lane.scope, device_arms.timing_of(case.arm))
+            timed.setdefault(way, {})[case.arm.label] = case.lane.medians
+    return {label: standing for group in timed.values() for label, standing in stats.fastest_set(group).items()}
 
 
 def _identity(bench: Bench, case: Case) -> dict[str, Any]:
@@ -71,7 +83,6 @@ def _identity(bench: Bench, case: Case) -> dict[str, Any]:
         "threads": bench.threads,
         "status": case.status,
         "reason": case.reason,
-        "baseline_arm": bench.sweep.baseline,
         "seed": bench.sweep.seed,
         "attnbench_version": __version__,
         "memory_limit_bytes": bench.sweep.memory_limit_bytes,
@@ -120,8 +131,18 @@ def _facts(case: Case) -> dict[str, Any]:
         "compute_precision": facts["compute_precision"],
         "attention_kernel": facts["attention_kernel"],
         "kernel_evidence": facts["kernel_evidence"] or None,
-        "facts": facts["detail"],
+        "facts": facts["detail"] | _watched(case),
     }
+
+
+def _watched(case: Case) -> dict[str, Any]:
+    """What was seen of a GPU: clocks over the visits, torch's own peak, neighbours; nothing on the CPU."""
+    seen = nvml.summary(case.lane.device_states if case.lane is not None else ())
+    found: dict[str, Any] = {"device_clocks": seen} if seen else {}
+    for name in ("allocator_peak_bytes", "sharing"):
+        if case.device_peak.get(name):
+            found[f"device_{name}"] = case.device_peak[name]
+    return found
 
 
 def _numerics(case: Case) -> dict[str, Any]:
@@ -168,6 +189,7 @@ def _memory(case: Case) -> dict[str, Any]:
     return {
         "peak_host_bytes": case.peak_host_bytes,
         "kept_host_bytes": case.kept_host_bytes,
+        "peak_device_bytes": case.device_peak.get("peak_bytes"),
         "load_ms": case.load_ms,
         "first_call_ms": case.first_call_ms,
         "build_ms": case.build_ms,
@@ -179,6 +201,8 @@ def _latency(case: Case, lane: rounds.Lane) -> dict[str, Any]:
     samples = [ns for values in lane.samples.values() for ns in values]
     p90, p99 = stats.percentile(samples, 0.9), stats.percentile(samples, 0.99)
     seconds = found.mid / 1e9
+    flags = [*case.flags, *(["contended"] if lane.is_contended else []), *(["throttled"] if lane.is_throttled else [])]
+    flags += ["device_shared"] if case.device_peak.get("is_shared") else []
     return {
         "latency_ms_median": found.mid / NS_PER_MS,
         "latency_ms_ci_low": found.low / NS_PER_MS,
@@ -188,8 +212,8 @@ def _latency(case: Case, lane: rounds.Lane) -> dict[str, Any]:
         "sample_count": len(samples),
         "round_count": len(lane.medians),
         "stopped_by": lane.stopped_by or None,
-        "latency_scope": "host",
-        "flags": [*case.flags, *(["contended"] if lane.is_contended else [])],
+        "latency_scope": lane.scope,
+        "flags": flags,
         **(_rates(case.problem, seconds) if isinstance(case.problem, Problem) else {}),
     }
 
@@ -230,6 +254,8 @@ def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
             reason = f"status {case.status}"
         elif column in ("peak_host_bytes", "kept_host_bytes") and case.memory_reason:
             reason = case.memory_reason
+        elif column == "peak_device_bytes" and str(fields.get("device")).startswith("cuda"):
+            reason = case.device_peak.get("reason") or case.memory_reason or "not measured"
         elif column.startswith("speedup"):
             reason = _why_no_ratio(case)
         elif reason == TORCH_ONLY and case.arm.exporter != TORCH:

@@ -8,6 +8,8 @@ from attnbench.errors import InputError
 from attnbench.interfaces import Probe
 
 Options = tuple[tuple[str, str], ...]  # names and values
+# Of every arm on a GPU: how it is timed. The runtime is not told.
+TIMING: Mapping[str, tuple[str, ...]] = {"scope": ("device",), "l2": ("cold",)}
 
 
 def combinations(texts: Iterable[str], runtime: str) -> list[Options]:
@@ -34,9 +36,16 @@ def check(texts: Iterable[str], probes: Mapping[str, Probe]) -> None:
         if runtime not in probes:
             raise InputError(f"option {text!r} is of none of the runtimes {', '.join(probes)}; add it to runtimes")
         known: Mapping[str, Iterable[str]] = probes[runtime].traits.get("options", {})
+        if any(device.startswith("cuda") for device in probes[runtime].devices):
+            known = {**known, **TIMING}
         if probes[runtime].available and value not in known.get(name, ()):
             told = "; ".join(f"{key}={'|'.join(choices)}" for key, choices in known.items()) or "none"
             raise InputError(f"{runtime} has no option {name}={value}; it has {told}")
+
+
+def of_runtime(options: Options) -> Options:
+    """Those that the runtime itself is asked for."""
+    return tuple(option for option in options if option[0] not in TIMING)
 
 
 def _split(text: str) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench.sweep import judging, model_runs
 from attnbench.sweep.artifacts import artifact_as_dict, artifact_from_dict, written_opset
+from attnbench.sweep.device_tasks import HOST, DeviceWork
 from attnbench.sweep.judging import DishonestError
 from attnbench.sweep.model_runs import GivenInputs
 
@@ -47,6 +48,7 @@ class Tasks:
         self._session: Session | ModelSession | None = None
         self._call: Callable[[], object] | None = None
         self._given: GivenInputs | None = None
+        self._device: DeviceWork | None = None  # of a session on a GPU
         self._seed = 0
         self._is_slow_to_compile = False
 
@@ -77,11 +79,13 @@ class Tasks:
         settings: dict[str, Any],
         purpose: str | None = None,
         inputs: str | None = None,
+        timed: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Load what is needed to run the problem; {"load_ms": ..., "allocator": what was set for the purpose}.
 
         purpose: "time" or "memory", if that will be measured.
         inputs: of a model, a .npz whose arrays are bound instead of drawn ones.
+        timed: on a GPU, by whose clock and with which caches (`runtime_options.TIMING`); none: by the host's.
 
         Raises:
             UnsupportedError: the runtime says that it cannot.
@@ -95,9 +99,14 @@ class Tasks:
         state = ""
         if purpose is not None:
             state = {"time": allocator.keep_heap, "memory": allocator.exact_heap}[purpose]()
+        if wanted.device.startswith("cuda"):
+            self._device = DeviceWork(wanted.device, timed or {})
         start = time.perf_counter_ns()
         self._session = self._stack.enter_context(opened)
-        return {"load_ms": (time.perf_counter_ns() - start) / 1e6, "allocator": state}
+        load_ms = (time.perf_counter_ns() - start) / 1e6
+        if self._device is not None:
+            self._device.require(self._session)
+        return {"load_ms": load_ms, "allocator": state}
 
     @staticmethod
     def _opening(
@@ -212,16 +221,25 @@ class Tasks:
         return {"seconds": found.first_call_ns / 1e9, "peak_bytes": found.peak_bytes}
 
     def warm_up(self, *, cpus: list[int] | None = None, is_warm: bool = False) -> dict[str, Any]:
-        """Warm up the bound call unless it is warm, then stay on these CPUs; {"typical_ns": of a call, or None}."""
+        """Warm up the bound call unless it is warm, then stay on these CPUs.
+
+        Returns:
+            {"typical_ns": of a call, or None, "scope": whose clock the visits are timed by}.
+        """
         assert self._call is not None
-        typical_ns = None if is_warm else timing.warm_up(self._call).typical_ns
+        if self._device is not None:
+            typical_ns = self._device.warm(self._session, self._call, is_warm=is_warm)
+        else:
+            typical_ns = None if is_warm else timing.warm_up(self._call).typical_ns
         if cpus is not None:
             timing.pin_to(cpus)
-        return {"typical_ns": typical_ns}
+        return {"typical_ns": typical_ns, "scope": self._device.scope if self._device else HOST}
 
     def visit(self, *, drop: int, keep: int) -> dict[str, Any]:
         """Time the bound call: `drop` calls unseen, then `keep` samples."""
         assert self._call is not None
+        if self._device is not None:
+            return asdict(self._device.visit(self._call, drop=drop, keep=keep))
         return asdict(timing.visit(self._call, drop=drop, keep=keep))
 
     def recheck(
@@ -309,15 +327,22 @@ class Tasks:
     def facts(self) -> dict[str, Any]:
         """What really ran, as the session tells it."""
         assert self._session is not None
-        return facts_as_dict(self._session.facts())
+        found = facts_as_dict(self._session.facts())
+        if self._device is not None:
+            found["detail"] |= self._device.facts()
+        return found
 
     def measure_memory(self, *, problem: dict[str, Any], static_shape: bool = False) -> dict[str, Any]:
-        """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process."""
+        """Peak and kept bytes of calls at this size, beyond a loaded, bound, once called process; of a GPU `device`."""
         target = problem_from_dict(problem)
         if not static_shape:
             self._bind(_tiny(target), "normal", self._seed)()
         call = self._bind(target, "normal", self._seed)
-        return asdict(memory.measure_peak(call))
+        if self._device is None:
+            return asdict(memory.measure_peak(call))
+        meter = self._device.meter()
+        of_host = asdict(memory.measure_peak(meter.watched(call)))
+        return {**of_host, "device": self._device.peak(meter)}
 
     def reference(self, *, problem: dict[str, Any], seed: int, input_class: str, folder: str) -> dict[str, Any]:
         """The judge's output of an input class, as a file, with the floor and torch eager's own error."""

@@ -6,9 +6,9 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from attnbench.errors import MeasurementError
 from attnbench.measure.cuda_driver import Gpu
 from attnbench.measure.device_memory import NO_GROWTH, DeviceMeter, Neighbours, neighbours, shared_by
+from attnbench.measure.nvml import DeviceMonitor
 from tests.fake_cuda import FakeCuda
 
 NOBODY = Neighbours(pids=frozenset())
@@ -93,8 +93,8 @@ def test_neighbours_are_told_or_it_is_said_that_they_are_not_known(
     assert words in found[1]
 
 
-def test_without_the_library_the_neighbours_are_not_known() -> None:
-    def missing() -> Any:
-        raise MeasurementError("nvidia-ml-py is not installed")
-
-    assert neighbours(missing) == Neighbours(pids=None, reason="nvidia-ml-py is not installed")
+@pytest.mark.parametrize(("pids", "reason"), [(frozenset({3}), ""), (None, "this GPU does not list its processes")])
+def test_a_gpu_lists_its_processes_or_it_is_said_that_it_does_not(pids: frozenset[int] | None, reason: str) -> None:
+    monitor = create_autospec(DeviceMonitor, instance=True)
+    monitor.processes.return_value = pids
+    assert neighbours(monitor) == Neighbours(pids=pids, reason=reason)

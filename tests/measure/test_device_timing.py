@@ -81,6 +81,19 @@ def test_work_on_the_stream_that_was_said_is_taken(cuda: FakeCuda, device_ns: in
     assert session.calls >= 1
 
 
+def test_one_late_wait_is_a_busy_host_not_another_stream(cuda: FakeCuda) -> None:
+    readings = 0
+
+    def late_once() -> int:
+        nonlocal readings
+        readings += 1
+        cuda.now_ns += 9_000_000 * (readings == 3)  # the host slept before its third look
+        return cuda.now_ns
+
+    refuse_wrong_stream(Gpu("cuda:0", library=cuda), FakeSession(cuda), call_ns=250_000, clock=late_once)
+    assert readings == 6
+
+
 def test_waiting_for_a_device_is_no_contention() -> None:
     quiet = {"samples_ns": [10], "involuntary_switches": 0, "steal_ticks": 0, "wall_ns": 10**9, "thread_cpu_ns": 10**8,
              "process_cpu_ns": 10**8, "dropped": 0}  # fmt: skip

@@ -145,3 +145,15 @@ def test_without_a_machine_peak_the_fraction_is_empty_with_a_reason():
     found = with_peak_fraction([_record("arm", gflops_per_s=50.0)], {})[0]
     assert found.peak_fraction is None
     assert found.empty_reasons["peak_fraction"]
+
+
+def test_arms_timed_by_a_gpu_are_judged_against_the_baseline_timed_by_it():
+    device = {"latency_scope": "device", "device": "cuda:0", "baseline_arm": "base[scope=device]"}
+    on_host = {"device": "cuda:0"}
+    rows = [
+        _record("base", noise=0.002, **on_host), _record("base[scope=device]", noise=0.002, **device),
+        _record("arm", ratio=(0.5, 0.6), **on_host), _record("arm[scope=device]", ratio=(1.5, 1.6), **device),
+    ]  # fmt: skip
+    records, _ = judge(rows)
+    assert [r.verdict for r in records] == [None, None, "slower", "faster"]
+    assert records[1].empty_reasons["verdict"] == "this is the baseline"
