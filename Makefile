@@ -17,8 +17,9 @@ EXTRA ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/attnbench-setup.stamp
+GPU_VENV := build/gpu-wheels
 
-.PHONY: help setup bench test check wheel-test perf perf-diff perf-limits perf-recipes wheelhouse clean
+.PHONY: help setup bench test check wheel-test perf perf-diff perf-limits perf-recipes gpu-wheels gpu-check wheelhouse clean
 
 help: ## List the targets and their settings
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do \
@@ -26,7 +27,7 @@ help: ## List the targets and their settings
 	@printf '\nSettings, as in `make bench SWEEP=quick ARGS="--threads 2"`:\n'
 	@printf '  %-24s %s\n' \
 	  'SWEEP=quick' 'quick, default, full, or a TOML file (bench)' \
-	  'ARGS="..."' 'more arguments (bench, test, perf, perf-diff, perf-limits, perf-recipes)' \
+	  'ARGS="..."' 'more arguments (bench, test, perf, perf-diff, perf-limits, perf-recipes, gpu-check)' \
 	  'PYTHON=python3.12' 'the Python to make .venv with, 3.11 or newer (setup)' \
 	  'EXTRA=cpu' 'cpu or gpu; else by whether nvidia-smi works (setup)' \
 	  'SYSTEM=1' 'use, and never replace, torch, TensorRT and onnxruntime of the system (setup)' \
@@ -95,8 +96,18 @@ perf-limits: setup ## Judge 6,000 right outputs over random masks, heads and see
 perf-recipes: setup ## Time every recipe of the CPU targets against the plain export, and what --recipe auto picks (20 minutes)
 	$(BIN)/python -P tests/perf_recipes.py $(ARGS)
 
+# A copy by hard links: pip replaces files, it never writes into them. Both wheels own the folder onnxruntime.
+gpu-wheels: setup ## Ask the real onnxruntime-gpu and tensorrt-rtx without a GPU, in an environment of their own
+	rm -rf $(GPU_VENV) && mkdir -p $(dir $(GPU_VENV)) && cp -al $(VENV) $(GPU_VENV)
+	$(GPU_VENV)/bin/python -m pip uninstall --quiet --yes onnxruntime
+	$(GPU_VENV)/bin/python -m pip install --quiet --constraint constraints.txt onnxruntime-gpu tensorrt-rtx
+	$(GPU_VENV)/bin/python -m pytest tests/gpu_wheels
+
+gpu-check: setup ## On a machine with a GPU: its tests, then a sweep of all that can use it (8 minutes); ARGS=folder
+	$(BIN)/python -P tests/gpu_check.py $(ARGS)
+
 wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network
-	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(EXTRA),--extra "$(EXTRA)") \
+	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(SYSTEM),--system) $(if $(EXTRA),--extra "$(EXTRA)") \
 	  $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 
 clean: ## Remove .venv, caches and builds; results/ stays

@@ -17,6 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # With SYSTEM=1 an installed one of these is never replaced: they belong to the driver and CUDA of the image.
 PROTECTED = re.compile(r"^(torch|torchvision|torchaudio|triton|tensorrt(-.*)?|onnxruntime(-.*)?)$")
+# NVIDIA's compiler that works without a GPU too; its requirement says on which systems there is one.
+RTX = "rtx"
 # All of them own the package `onnxruntime`: a second one beside the first destroys it.
 ONNXRUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 BUILD_TOOLS = ("hatchling", "editables", "pip")
@@ -81,12 +83,14 @@ def needed(extra: str, installed: Mapping[str, str]) -> list[str]:
     """What to install: the clone with its extra, or the extra's packages without a second onnxruntime or TensorRT."""
     kept = [name for name in installed if PROTECTED.match(name)]
     if not any(name in ONNXRUNTIMES or name.startswith("tensorrt") for name in kept):
-        return [f"{HERE}[{extra},dev]"]
-    packages = extra_packages(extra)
+        return [f"{HERE}[{extra},{RTX},dev]"]
+    packages = [*extra_packages(extra), *extra_packages(RTX)]
     if any(name in ONNXRUNTIMES for name in kept):
         packages = [p for p in packages if requirement_name(p) not in ONNXRUNTIMES]
-    if any(name.startswith("tensorrt") for name in kept):
-        packages = [p for p in packages if not requirement_name(p).startswith("tensorrt")]
+    # TensorRT-RTX is another product, with a module of its own: both may be there.
+    for mine in ("tensorrt", "tensorrt-rtx"):
+        if any(re.fullmatch(rf"{mine}(-cu\d+)?", name) for name in kept):
+            packages = [p for p in packages if requirement_name(p) != mine]
     return [f"{HERE}[dev]", *packages]
 
 

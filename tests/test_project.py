@@ -106,7 +106,10 @@ def test_make_help_has_every_setting() -> None:
         assert re.search(rf"^  {setting}=", done.stdout, re.MULTILINE), setting
 
 
-@pytest.mark.parametrize("target", ["setup", "bench", "test", "check", "wheel-test", "perf", "clean", "wheelhouse"])
+@pytest.mark.parametrize(
+    "target",
+    ["setup", "bench", "test", "check", "wheel-test", "perf", "clean", "wheelhouse", "gpu-wheels", "gpu-check"],
+)
 def test_targets_that_people_are_told_of_exist(target: str) -> None:
     assert target in targets()
     done = subprocess.run(
@@ -142,6 +145,7 @@ def test_constraints_pin_every_dependency_exactly() -> None:
     wanted = [
         *project["dependencies"],
         *project["optional-dependencies"]["cpu"],
+        *project["optional-dependencies"]["rtx"],
         *project["optional-dependencies"]["dev"],
     ]
     names = {re.split(r"[<>=~!\[; ]", requirement)[0] for requirement in wanted}
@@ -160,7 +164,7 @@ def test_ci_calls_what_people_call_and_the_tests_last() -> None:
     assert "set -euo pipefail" in lines
     called = [line.split()[1] for line in lines if line.startswith("make ")]
     assert set(called) <= set(targets())
-    assert {"check", "wheel-test", "bench", "test"} <= set(called)
+    assert {"check", "wheel-test", "bench", "gpu-wheels", "test"} <= set(called)
     assert lines[-1] == "make test"
 
 

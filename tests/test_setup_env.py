@@ -20,7 +20,7 @@ def setup_env() -> ModuleType:
 
 
 def test_a_clean_environment_gets_the_clone_with_its_extra(setup_env: ModuleType) -> None:
-    assert setup_env.needed("cpu", {}) == [f"{ROOT}[cpu,dev]"]
+    assert setup_env.needed("cpu", {}) == [f"{ROOT}[cpu,rtx,dev]"]
 
 
 def test_a_system_torch_keeps_its_version(setup_env: ModuleType) -> None:
@@ -40,9 +40,19 @@ def test_no_second_onnxruntime_is_put_beside_the_systems(setup_env: ModuleType, 
     assert len(wanted) > 1
 
 
-def test_a_systems_tensorrt_is_not_asked_for_again(setup_env: ModuleType) -> None:
-    wanted = setup_env.needed("gpu", {"tensorrt": "10.9.0"})
-    assert not [requirement for requirement in wanted if requirement.startswith("tensorrt")]
+@pytest.mark.parametrize(
+    ("have", "others"),
+    [
+        ("tensorrt", ["tensorrt-rtx"]),
+        ("tensorrt-cu13", ["tensorrt-rtx"]),
+        ("tensorrt-rtx", ["tensorrt"]),
+        ("tensorrt-rtx-cu13", ["tensorrt"]),
+    ],
+)
+def test_a_systems_tensorrt_is_not_asked_for_again(setup_env: ModuleType, have: str, others: list[str]) -> None:
+    wanted = setup_env.needed("gpu", {have: "10.9.0"})
+    names = [setup_env.requirement_name(requirement) for requirement in wanted[1:]]
+    assert [name for name in names if name.startswith("tensorrt")] == others
     assert [requirement for requirement in wanted if requirement.startswith("onnxruntime-gpu")]
 
 
@@ -70,15 +80,15 @@ def test_pip_is_told_what_the_settings_say(
     house = tmp_path / "wheel house"
     house.mkdir()
     assert setup_env.main(["--extra", "cpu", "--offline", str(house)]) == 0
-    assert calls.pop()[3:] == ["--no-index", "--find-links", str(house), "--editable", f"{ROOT}[cpu,dev]"]
+    assert calls.pop()[3:] == ["--no-index", "--find-links", str(house), "--editable", f"{ROOT}[cpu,rtx,dev]"]
     assert setup_env.main(["--extra", "cpu", "--torch-index", "file:///torch"]) == 0
     assert calls[0][3:] == ["--index-url", "file:///torch", "torch"]
-    assert calls[1][3:] == ["--editable", f"{ROOT}[cpu,dev]"]
+    assert calls[1][3:] == ["--editable", f"{ROOT}[cpu,rtx,dev]"]
     calls.clear()
     (house / "attnbench-0.1.0-py3-none-any.whl").touch()
     assert setup_env.main(["--extra", "gpu", "--wheelhouse", str(house)]) == 0
     assert calls[0][:3] == ["wheel", "--wheel-dir", str(house)]
-    assert f"{ROOT}[gpu,dev]" in calls[0]
+    assert f"{ROOT}[gpu,rtx,dev]" in calls[0]
     assert "hatchling" in calls[0]
     assert list(house.iterdir()) == []
 

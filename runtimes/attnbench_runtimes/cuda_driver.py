@@ -64,11 +64,14 @@ def device_index(device: str, runtime: str) -> int:
     """The number in `cuda:0`.
 
     Raises:
-        UnsupportedError: it is no such name.
+        UnsupportedError: it is no such name, or there are GPUs and it is none of them.
     """
     found = _DEVICE.fullmatch(device)
     if found is None:
         raise UnsupportedError(f"{runtime} runs on a device such as cuda:0, not on {device!r}")
+    there = devices()
+    if there and device not in there:
+        raise UnsupportedError(f"{runtime} has no {device} here; the GPUs are {', '.join(there)}")
     return int(found[1])
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from attnbench.errors import UnsupportedError
 from attnbench.trt_compiler import ARCHS
-from attnbench_runtimes import gpu_stack
+from attnbench_runtimes import cuda_driver, gpu_stack
 
 ORT = "onnxruntime-gpu 1.31.1"
 LINKED = ["libcudnn.so.9", "libcufft.so.12", "libcublasLt.so.13", "libcublas.so.13"]
@@ -135,3 +136,10 @@ def test_a_gpu_that_the_compiler_does_not_know_is_named_with_those_that_it_does(
     assert found == "tensorrt-rtx 1.7.1.116 supports sm75, sm80, sm86, sm89, sm120, sm121; this GPU is sm90"
     assert gpu_stack.why_no_architecture("sm89", ARCHS, "tensorrt-rtx") == ""
     assert gpu_stack.why_no_architecture(None, ARCHS, "tensorrt-rtx") == ""
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "devices", lambda: ("cuda:0", "cuda:1"))
+    assert cuda_driver.device_index("cuda:1", "ort-cuda") == 1
+    with pytest.raises(UnsupportedError, match="ort-cuda has no cuda:2 here; the GPUs are cuda:0, cuda:1"):
+        cuda_driver.device_index("cuda:2", "ort-cuda")
