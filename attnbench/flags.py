@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from attnbench import plugins, presets, problem
+from attnbench import interpreters, plugins, presets, problem
 from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
 
@@ -121,6 +121,18 @@ def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) ->
     return values
 
 
+def parse_runtimes(flag: str, given: Sequence[str] | None) -> list[str] | None:
+    """Names of installed runtimes, each maybe under another interpreter: `ort-cpu@/opt/other/bin/python`.
+
+    Raises:
+        InputError: an unknown one, or no path of an interpreter; relative paths become absolute.
+    """
+    values = split_list(flag, given)
+    for value in values or ():
+        plugins.find("runtime", interpreters.base(value))
+    return None if values is None else [_blame(flag, interpreters.absolute, value) for value in values]
+
+
 def parse_arms(flag: str, given: Sequence[str] | None, *, is_file: bool = False) -> list[str] | None:
     """Arms: `torch-sdpa`, `torch-sdpa[backend=math]`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
 
@@ -129,10 +141,10 @@ def parse_arms(flag: str, given: Sequence[str] | None, *, is_file: bool = False)
     """
     values = split_list(flag, given)
     for value in values or ():
-        exporter, _, runtime = value.rpartition("@")
-        plugins.find("runtime", runtime.partition("[")[0])
+        exporter, runtime = interpreters.split_arm(value)
+        plugins.find("runtime", interpreters.base(runtime).partition("[")[0])
         name = exporter.partition("[")[0]
-        if "@" in value and name != (GIVEN_FILE if is_file else BARE_RUNTIME_EXPORTER):
+        if name and name != (GIVEN_FILE if is_file else BARE_RUNTIME_EXPORTER):
             plugins.find("exporter", name)
     return values
 
@@ -309,7 +321,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "value_map": params["value_map"],
         "dtypes": parse_choices("--dtypes", params["dtypes"], "dtype"),
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
-        "runtimes": parse_plugins("--runtimes", "runtime", params["runtimes"]),
+        "runtimes": parse_runtimes("--runtimes", params["runtimes"]),
         "opset": parse_sizes("--opset", params["opset"]),
         "options": split_list("--options", params["options"]),
         "baseline": only_one("baseline", baseline),
@@ -363,7 +375,7 @@ def _above_zero(flag: str, text: str, value: float) -> float:
     return value
 
 
-def _blame(flag: str, parse: Callable[[str], float], text: str) -> float:
+def _blame(flag: str, parse: Callable[[str], _T], text: str) -> _T:
     """Parse, with the flag in front of the complaint."""
     try:
         return parse(text)

@@ -127,6 +127,15 @@ def make_mask(problem: Problem, shape: tuple[int, ...], *, seed: int) -> Array:
     return np.asarray((-slopes[:, None, None] * distance)[None].astype(numpy_dtype(problem.dtype)))
 
 
+def fingerprint() -> dict[str, str]:
+    """{"sha256": of some draws of every kind}: two NumPys that agree in it make the same inputs and weights."""
+    problem = Problem.make(part="block", variant="self", seq_len=65)
+    arrays = [*make_inputs(problem).values(), *make_weights(problem).values()]
+    generator = named_generator(0, "fingerprint")
+    arrays += [generator.random(999, dtype=np.float32), generator.integers(0, 999, 999, dtype=np.int64, endpoint=True)]
+    return {"sha256": hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()}
+
+
 def make_weights(problem: Problem, *, seed: int = 0) -> dict[str, Array]:
     """The weights of the block, N(0, 1/rows), rounded to the problem's dtype; used as `x @ w + b`.
 

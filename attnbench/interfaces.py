@@ -1,5 +1,6 @@
 """What an exporter and a runtime must answer; the only things a plug-in needs to know."""
 
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.errors import UnavailableError
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
 
@@ -259,7 +261,13 @@ class DeviceSession(Session, Protocol):
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of fp32, fp16, bf16 (from ml_dtypes), bool, int32 or int64."""
     if dtype == "bf16":
-        import ml_dtypes
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError as err:
+            raise UnavailableError(
+                f"bf16 needs the package ml_dtypes, which {sys.executable} has not: run "
+                f"{sys.executable} -m pip install ml-dtypes"
+            ) from err
 
         bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return bfloat16

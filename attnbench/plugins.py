@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -161,6 +161,11 @@ def probe_all(
     return {plugin.name: answers[plugin.name] for plugin in plugins}
 
 
+def ask(kind: Kind, name: str, program: Sequence[str], timeout_s: float = PROBE_TIMEOUT_S) -> "Probe":
+    """`probe` through a program that runs this module, such as another interpreter with what it needs of attnbench."""
+    return _ask_child(kind, [name], timeout_s, program)[name]
+
+
 def one_line(text: str, limit: int = MAX_REASON_CHARS) -> str:
     """The text on one line, cut to `limit` characters."""
     line = " ".join(text.split())
@@ -216,7 +221,7 @@ def _ask_group(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Pro
     return answers
 
 
-def _ask_child(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Probe"]:
+def _ask_child(kind: Kind, names: list[str], timeout_s: float, program: Sequence[str] = ()) -> dict[str, "Probe"]:
     """Run one child to its end or its deadline; never raises for what the child does.
 
     A single name always gets an answer: without one from the child, the reason why there is none.
@@ -224,7 +229,7 @@ def _ask_child(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Pro
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-E", "-P", "-m", "attnbench.plugins", kind, str(write_fd), *names],
+            [*(program or (sys.executable, "-E", "-P", "-m", "attnbench.plugins")), kind, str(write_fd), *names],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(write_fd,), start_new_session=True,
         )  # fmt: skip
@@ -234,7 +239,7 @@ def _ask_child(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Pro
     finally:
         os.close(write_fd)
     try:
-        blob, timed_out = _listen(read_fd, child, len(names), time.monotonic() + timeout_s)
+        blob, timed_out = listen(read_fd, child, len(names), time.monotonic() + timeout_s)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -246,7 +251,7 @@ def _ask_child(kind: Kind, names: list[str], timeout_s: float) -> dict[str, "Pro
     return {name: answers[name] for name in names if name in answers}
 
 
-def _listen(fd: int, child: "subprocess.Popen[bytes]", count: int, deadline: float) -> tuple[bytes, bool]:
+def listen(fd: int, child: "subprocess.Popen[bytes]", count: int, deadline: float) -> tuple[bytes, bool]:
     """What the child wrote to `fd` until it had answered `count` times or ended, and whether the deadline cut it off.
 
     The end of the child is looked for every 50 ms: a grandchild may hold the pipe open for ever.
@@ -298,10 +303,10 @@ def _unanswered(kind: Kind, name: str, blob: bytes, code: int | None, timeout_s:
         what = f"its probe was killed by signal {-code} ({signal.strsignal(-code)})"
     else:
         what = f"its probe ended with exit code {code} and gave no answer"
-    return Probe(available=False, reason=what, fix=_show(kind, name))
+    return Probe(available=False, reason=what, fix=show_command(kind, name))
 
 
-def _show(kind: Kind, name: str) -> str:
+def show_command(kind: Kind, name: str) -> str:
     """The command that shows everything that a broken probe prints."""
     return f"python -E -P -m attnbench.plugins {kind} 1 {name}"
 
@@ -319,7 +324,7 @@ def _answer_exceptions(
 
     def hook(error: type[BaseException], err: BaseException, trace: TracebackType | None) -> None:
         reason = f"its probe raised {error.__name__}: {err}"
-        _answer(fd, name, Probe(available=False, reason=reason, fix=_show(kind, name)))
+        _answer(fd, name, Probe(available=False, reason=reason, fix=show_command(kind, name)))
         sys.__excepthook__(error, err, trace)
 
     return hook

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from attnbench import interpreters
 from attnbench.analysis.arm_laws import WHOLE_MATRIX, memory_bytes, memory_points, score_matrices
 from attnbench.analysis.groups import Panel, make_panels, score_bytes
 from attnbench.analysis.laws import Estimate, fit_law
@@ -43,7 +44,7 @@ def with_kernels(records: Sequence[Record]) -> list[Record]:
 
 def asks_fused(record: Record) -> bool:
     """Does the row's arm ask for one operator that is attention as a whole?"""
-    return record.exporter in _ASK_FUSED_EXPORTERS or record.runtime in _ASK_FUSED_RUNTIMES
+    return record.exporter in _ASK_FUSED_EXPORTERS or interpreters.base(record.runtime) in _ASK_FUSED_RUNTIMES
 
 
 def _is_untold(record: Record) -> bool:

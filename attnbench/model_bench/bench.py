@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnbench import plugins
+from attnbench import interpreters, plugins
 from attnbench.deploy.shop import PROGRAMS, WITH_EXPORTERS
 from attnbench.errors import AttnbenchError, UnavailableError
 from attnbench.inputs import INPUT_CLASSES
@@ -52,7 +52,8 @@ class ModelBench(Bench):
         """The forkserver for a plug-in's workers; a file of the user needs none of an exporter."""
         if kind == "exporter" and name == FILE:
             return self.servers.get(ALWAYS_PRELOADED)
-        if kind == "runtime" and plugins.find(kind, name).builtin and "torch" in self._preload(name):
+        plugin, python = interpreters.split(name)
+        if kind == "runtime" and not python and plugins.find(kind, plugin).builtin and "torch" in self._preload(name):
             return self.servers.get((*PROGRAMS["torch",], *ALWAYS_PRELOADED))  # what opening a program imports
         return super().server(kind, name)
 
@@ -157,7 +158,7 @@ class ModelBench(Bench):
         timeout_s = self.sweep.timeout_s
         with self.worker(self.server("runtime", arm.runtime), f"reference-{arm.label}") as worker:
             worker.ask(
-                "load", timeout_s=timeout_s, runtime=arm.runtime, problem=problem.as_dict(),
+                "load", timeout_s=timeout_s, runtime=arm.plugin, problem=problem.as_dict(),
                 artifact=self.exported(arm, problem).artifact, settings=self.settings(arm), **self.given_inputs(),
             )  # fmt: skip
             found: dict[str, Any] = worker.ask(

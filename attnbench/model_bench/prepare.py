@@ -173,7 +173,8 @@ def _prepared(
     found: list[AnyProblem] = list(problems)
     filled = _filled(sweep, request.kind)
     prepared = runner.prepare_arms(filled, found, _exporter_probes(request, filled), started_s)
-    prepared.sweep = sweep
+    as_labels = {"baseline": prepared.sweep.baseline, "require": prepared.sweep.require}
+    prepared.sweep = sweep = sweep.model_copy(update=as_labels)
     prepared.make_bench = functools.partial(
         ModelBench, source=source, follows=len(request.bind), has_inputs=request.load_inputs is not None,
         keeps_outputs=request.save_outputs is not None,

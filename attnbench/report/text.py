@@ -83,8 +83,15 @@ def fmt_duration(seconds: float | None) -> str:
 
 
 def short_arm(arm: str, limit: int = 26) -> str:
-    """The arm without `onnx-` and cut to `limit` characters: what fits beside a line."""
+    """The arm without `onnx-` and cut to `limit` characters: what fits beside a line.
+
+    A short bracket at the end stays (`attention..[ort131=1.31.1]`): arms of two interpreters differ in nothing else.
+    """
     short = arm.removeprefix("onnx-")
+    head, _, bracket = short.rpartition("[")
+    room = limit - len(bracket) - 3
+    if len(short) > limit and bracket.endswith("]") and room >= 8:
+        return f"{head[:room]}..[{bracket}"
     return short if len(short) <= limit else short[: limit - 2] + ".."
 
 

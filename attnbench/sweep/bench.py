@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from attnbench import plugins
+from attnbench import interpreters, plugins
 from attnbench.errors import (
     AttnbenchError,
     ExportError,
@@ -103,10 +103,12 @@ class Bench:
 
     def server(self, kind: plugins.Kind, name: str) -> ForkServer:
         """The forkserver for a plug-in's workers."""
-        installed = plugins.find(kind, name)
+        plugin, python = interpreters.split(name)
+        installed = plugins.find(kind, plugin)
         probes = self.runtime_probes if kind == "runtime" else self.exporter_probes
         preload = tuple(probes[name].traits.get("preload", ())) if installed.builtin else ()
-        return self.servers.get((*preload, *ALWAYS_PRELOADED))
+        program = interpreters.launcher(python, plugin) if python else ()
+        return self.servers.get((*preload, *ALWAYS_PRELOADED), program)
 
     def reference_server(self) -> ForkServer:
         """The forkserver for references: NumPy for the judge, torch for eager."""
@@ -223,7 +225,11 @@ class Bench:
         sizes = [self._verification_problem(problem, size) for size in VERIFY_AT]
         refused: list[str] = []
         wrong: list[str] = []
-        last = sorted(self.runtime_probes.items(), key=lambda item: bool(item[1].traits.get("checks_only")))
+        # Ours before those of other interpreters, and those that are made for checks after all.
+        last = sorted(
+            self.runtime_probes.items(),
+            key=lambda item: (bool(item[1].traits.get("checks_only")), interpreters.TRAIT in item[1].traits),
+        )
         for name, probe in last:
             if not (probe.available and probe.traits.get("takes_artifact")):
                 continue
@@ -253,7 +259,7 @@ class Bench:
             worker.ask(
                 "load",
                 timeout_s=timeout_s,
-                runtime=runtime,
+                runtime=interpreters.base(runtime),
                 problem=sizes[0].as_dict(),
                 artifact=artifact,
                 settings=self.settings(),

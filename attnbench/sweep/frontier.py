@@ -222,7 +222,7 @@ def _probe(
             exported = bench.exported(arm, problem)
             with bench.worker(bench.server("runtime", arm.runtime), arm.label, memory_limit_bytes=limit) as worker:
                 worker.ask(
-                    "load", timeout_s=timeout_s(), runtime=arm.runtime, problem=problem.as_dict(),
+                    "load", timeout_s=timeout_s(), runtime=arm.plugin, problem=problem.as_dict(),
                     artifact=exported.artifact if exported else None, settings=bench.settings(arm), purpose="memory",
                 )  # fmt: skip
                 peak = worker.ask("measure_memory", timeout_s=timeout_s(), problem=problem.as_dict())

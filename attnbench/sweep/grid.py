@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from attnbench import presets
+from attnbench import interpreters, presets
 from attnbench.errors import InputError
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
@@ -65,6 +65,21 @@ class Sweep(BaseModel):
     memory_budget_bytes: int | None = None
     measure_frontier: bool = False
     stress: bool = False
+
+    @field_validator("runtimes", mode="after")
+    @classmethod
+    def _absolute_interpreters(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_by_rule(interpreters.absolute, value) for value in values)
+
+    @field_validator("require", mode="after")
+    @classmethod
+    def _absolute_arms(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_by_rule(interpreters.absolute_arm, value) for value in values)
+
+    @field_validator("baseline", mode="after")
+    @classmethod
+    def _absolute_arm(cls, value: str) -> str:
+        return _by_rule(interpreters.absolute_arm, value)
 
     @field_validator(
         *("part", "variants", "seq_lens", "kv_lens", "q_lens", "batch_sizes", "num_heads", "head_dims", "dtypes"),
@@ -176,6 +191,14 @@ ALIASES = {"parts": "part", "time_budget": "time_budget_s", "timeout": "timeout_
            "mask": "masks", "kv_heads": "num_kv_heads", "v_head_dim": "v_head_dims", "heads": "num_heads",
            "head_dim": "head_dims", "option": "options",
            "batch_size": "batch_sizes", "dtype": "dtypes"}  # fmt: skip
+
+
+def _by_rule(rule: Callable[[str], str], text: str) -> str:
+    """In the words of a validator."""
+    try:
+        return rule(text)
+    except InputError as err:
+        raise ValueError(f"cannot be: {err}") from err
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
@@ -324,15 +347,29 @@ class Arm:
     """What competes: exporter x runtime x settings."""
 
     exporter: str  # "torch" for runtimes that run the torch block
-    runtime: str
+    runtime: str  # with the path of its interpreter, where that is not ours: "ort-cpu@/opt/ort131/bin/python"
     opset: int | None = None  # as asked; None: the exporter's default
     options: runtime_options.Options = ()
+    interpreter: tuple[str, str] | None = None  # not ours: name of the environment, version of the runtime in it
+
+    @property
+    def plugin(self) -> str:
+        """The runtime without its interpreter: what a worker loads."""
+        return interpreters.base(self.runtime)
 
     @property
     def label(self) -> str:
-        """`onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`, `torch-sdpa`, `torch-sdpa[backend=math]`."""
-        options = ";".join(f"{name}={value}" for name, value in self.options)
-        runtime = f"{self.runtime}[{options}]" if options else self.runtime
+        """`onnx-attention[opset=24]@ort-cpu`, `torch-sdpa[backend=math]`, `ort-cpu[ort131=1.31.1]`."""
+        return self._named(self.plugin, (*([self.interpreter] if self.interpreter else []), *self.options))
+
+    @property
+    def asked(self) -> str:
+        """The label as it may be typed before the version is known: `onnx-attention@ort-cpu@/opt/x/bin/python`."""
+        return self._named(self.runtime, self.options)
+
+    def _named(self, name: str, said: runtime_options.Options) -> str:
+        options = ";".join(f"{name}={value}" for name, value in said)
+        runtime = f"{name}[{options}]" if options else name
         if self.exporter == TORCH:
             return runtime
         return f"{self.exporter}{f'[opset={self.opset}]' if self.opset else ''}@{runtime}"
@@ -342,10 +379,13 @@ class Arm:
         return digest({"problem": problem.as_dict(), "arm": self.label})
 
 
-def arms(sweep: Sweep, takes_artifact: Mapping[str, bool]) -> list[Arm]:
+def arms(
+    sweep: Sweep, takes_artifact: Mapping[str, bool], told: Mapping[str, tuple[str, str]] | None = None
+) -> list[Arm]:
     """The arms of the sweep, the baseline first; `takes_artifact` says it of every runtime selected.
 
-    The baseline is added when it was not selected, and where options were given to its runtime.
+    `told` is what labels say of other interpreters, by runtime. The baseline is added when it was not selected, and
+    where options were given to its runtime.
     """
     files = [(exporter, opset) for exporter in sweep.exporters or DEFAULT_EXPORTERS for opset in sweep.opset or (None,)]
     chosen: list[Arm] = []
@@ -353,15 +393,19 @@ def arms(sweep: Sweep, takes_artifact: Mapping[str, bool]) -> list[Arm]:
         asked = runtime_options.combinations(sweep.options, runtime)
         for exporter, opset in files if takes_artifact[runtime] else [(TORCH, None)]:
             for options in dict.fromkeys([*asked, ()]):
-                arm = Arm(exporter=exporter, runtime=runtime, opset=opset, options=options)
-                chosen += [arm] if options in asked or arm.label == sweep.baseline else []
+                arm = Arm(
+                    exporter=exporter, runtime=runtime, opset=opset, options=options,
+                    interpreter=(told or {}).get(runtime),
+                )  # fmt: skip
+                chosen += [arm] if options in asked or sweep.baseline in (arm.label, arm.asked) else []
     if not sweep.exporters and not sweep.runtimes:
         chosen = [a for a in chosen if a.label not in NOT_DEFAULT_ARMS]
-    return sorted(chosen, key=lambda a: a.label != sweep.baseline)
+    return sorted(chosen, key=lambda a: sweep.baseline not in (a.label, a.asked))
 
 
 def selected_runtimes(sweep: Sweep) -> list[str]:
     """The runtimes that the sweep needs, the baseline's included."""
     names = list(sweep.runtimes or DEFAULT_RUNTIMES)
-    baseline = sweep.baseline.rsplit("@", 1)[-1].partition("[")[0]
-    return names if baseline in names else [*names, baseline]
+    baseline = interpreters.split_arm(sweep.baseline)[1].partition("[")[0]
+    is_there = baseline in names or interpreters.names_interpreter(sweep.baseline, names)
+    return names if is_there else [*names, baseline]

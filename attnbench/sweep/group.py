@@ -80,7 +80,7 @@ class Group:
         smaller = self.known_oom.get(oom_key(arm, self.problem))
         if not probe.available:
             case.decide("unavailable", with_fix(probe))
-        elif arm.runtime == "null":
+        elif arm.plugin == "null":
             case.decide(
                 "unsupported", "null computes nothing to judge; its time per call is harness_ns in manifest.json"
             )
@@ -184,7 +184,7 @@ class Group:
 
     def _loading(self, case: Case) -> dict[str, Any]:
         return {
-            "runtime": case.arm.runtime,
+            "runtime": case.arm.plugin,
             "problem": self.problem.as_dict(),
             "artifact": case.exported.artifact if case.exported else None,
             "settings": self.bench.settings(case.arm),

@@ -157,7 +157,7 @@ def call_s(problem: AnyProblem, runtime: str, threads: int) -> float:
 
 def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: int) -> GroupPlan:
     """Predict one problem group."""
-    lanes = [a.runtime for a in arms] + [a.runtime for a in arms if a.label == sweep.baseline]
+    lanes = [a.plugin for a in arms] + [a.plugin for a in arms if a.label == sweep.baseline]
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
     at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
@@ -197,7 +197,7 @@ def _memory_bytes(problem: AnyProblem, arms: Sequence[Arm]) -> int:
     tensors = roofline.bytes_min(problem)
     total = 0.0
     for arm in arms:
-        total += score * SCORE_MATRICES.get(arm.runtime, OTHER_SCORE_MATRICES) + 2 * tensors + (150 << 20)
+        total += score * SCORE_MATRICES.get(arm.plugin, OTHER_SCORE_MATRICES) + 2 * tensors + (150 << 20)
     return int(total)
 
 

@@ -12,14 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench import __version__, plugins
+from attnbench import __version__, interpreters, plugins
 from attnbench.errors import AttnbenchError, InputError, RecordsError
 from attnbench.interfaces import Probe
 from attnbench.measure import environment, memory
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import grid, runtime_options
+from attnbench.sweep import elsewhere, grid, runtime_options
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
 from attnbench.sweep.cases import ParkedArm
@@ -76,15 +76,19 @@ def prepare_arms(
         InputError: as `prepare`.
     """
     runtimes = grid.selected_runtimes(sweep)
-    for name in runtimes:
-        plugins.find("runtime", name)
-    installed = list(plugins.runtimes())
     # Any installed runtime may verify an artifact, so all selected ones are asked; the others only by `doctor`.
-    runtime_probes = plugins.probe_all("runtime", [n for n in runtimes if n in installed])
+    runtime_probes = interpreters.probe_runtimes(runtimes)
     takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
     runtime_options.check(sweep.options, runtime_probes)
-    arms = grid.arms(sweep, takes)
+    arms = grid.arms(sweep, takes, interpreters.told(runtime_probes))
     labels = [arm.label for arm in arms]
+    by_asked = {arm.asked: arm.label for arm in arms}
+    sweep = sweep.model_copy(
+        update={
+            "baseline": by_asked.get(sweep.baseline, sweep.baseline),
+            "require": tuple(by_asked.get(name, name) for name in sweep.require),
+        }
+    )
     if sweep.baseline not in labels:
         raise InputError(
             f"baseline {sweep.baseline!r} is none of the arms {', '.join(labels)}{grid.nearest(sweep.baseline, labels)}"
@@ -186,6 +190,8 @@ def _measure_machine(
         for name, probe in probes.items():
             if probe.available:
                 bench.server(kind, name)  # type: ignore[arg-type]  # starts importing while the rest goes on
+    for name, probe in elsewhere.check_interpreters(bench).items():
+        manifest["runtimes"][name] = _probe_row(probe)
     progress.say("harness overhead")
     try:
         manifest["harness_ns"], manifest["environment"]["timing_allocator"] = _harness_ns(
@@ -272,7 +278,9 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
 
 
 def _probe_row(probe: Probe) -> dict[str, Any]:
-    return {"available": probe.available, "version": probe.version, "reason": probe.reason, "fix": probe.fix}
+    row = {"available": probe.available, "version": probe.version, "reason": probe.reason, "fix": probe.fix}
+    interpreter = probe.traits.get(interpreters.TRAIT)
+    return row if interpreter is None else {**row, interpreters.TRAIT: dict(interpreter)}
 
 
 def _finished(run_dir: RunDirectory, prepared: Prepared) -> tuple[list[Record], list[str]]:
@@ -335,4 +343,5 @@ def reopen(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     if changed:
         name, (old, new) = next(iter(changed.items()))
         raise RecordsError(f"{str(path)!r} ran with {name} {old}, installed is {new}: start a new run")
+    elsewhere.refuse_changed(path, manifest["runtimes"])
     return run_dir, manifest, sweep

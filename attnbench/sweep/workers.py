@@ -43,16 +43,17 @@ DEATH_TIMEOUT_S = 5.0
 class ForkServer:
     """The parent's end of one zygote process (see `attnbench.sweep.zygote`)."""
 
-    def __init__(self, preload: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, preload: Sequence[str], env: Mapping[str, str], program: Sequence[str] = ()) -> None:
         self.preload = tuple(preload)
         self.sock, child = socket.socketpair()
         self._lock = threading.RLock()  # two workers may be loaded at once, each by its own thread
         self.exits: dict[int, int] = {}
         self._buffer = b""
         self._answers: list[dict[str, Any]] = []
-        command = [sys.executable, "-P", "-m", "attnbench.sweep.zygote", str(child.fileno()), str(os.getpid())]
+        self._python = program[0] if program else ""
+        command = [*(program or (sys.executable, "-P", "-m")), "attnbench.sweep.zygote"]
         self.process = subprocess.Popen(
-            [*command, *self.preload],
+            [*command, str(child.fileno()), str(os.getpid()), *self.preload],
             env=dict(env),
             pass_fds=(child.fileno(),),
             stdin=subprocess.DEVNULL,
@@ -80,8 +81,9 @@ class ForkServer:
                 self.process.kill()
                 assert self.process.stderr is not None
                 lines = self.process.stderr.read().decode(errors="replace").strip().splitlines()
+                where = f" in {self._python}" if self._python else ""
                 raise WorkerError(
-                    f"cannot start workers that import {self.preload}: {lines[-1] if lines else 'no word'}"
+                    f"cannot start workers that import {self.preload}{where}: {lines[-1] if lines else 'no word'}"
                 )
         self._answers.pop(0)
         self._ready = True
@@ -312,26 +314,29 @@ class Worker:
 
 
 class ForkServers:
-    """One zygote per set of preloaded modules, all in the same environment; started when first needed.
+    """One zygote per interpreter and set of preloaded modules, all with the same variables; started when first needed.
 
     One thread starts them all and lives as long as they: the kernel kills a zygote with the thread that made it.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = dict(env)
-        self._servers: dict[tuple[str, ...], ForkServer] = {}
+        self._servers: dict[tuple[tuple[str, ...], tuple[str, ...]], ForkServer] = {}
         self._lock = threading.Lock()
         self._dead: list[ForkServer] = []  # replaced; closed at the end, since their last workers may still look
         self._starter = ThreadPoolExecutor(max_workers=1)
 
-    def get(self, preload: Sequence[str]) -> ForkServer:
-        """The zygote that has these modules imported (it may still be importing)."""
-        key = tuple(preload)
+    def get(self, preload: Sequence[str], program: Sequence[str] = ()) -> ForkServer:
+        """The zygote that has these modules imported (it may still be importing).
+
+        program: the command that runs a module of attnbench, where it is another interpreter that runs it.
+        """
+        key = (tuple(preload), tuple(program))
         with self._lock:
             server = self._servers.get(key)
             if server is None or server.process.poll() is not None:
                 self._dead += [] if server is None else [server]
-                server = self._servers[key] = self._starter.submit(ForkServer, key, self.env).result()
+                server = self._servers[key] = self._starter.submit(ForkServer, key[0], self.env, key[1]).result()
             return server
 
     def __enter__(self) -> "ForkServers":

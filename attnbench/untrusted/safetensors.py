@@ -3,6 +3,7 @@
 Source of the format: https://huggingface.co/docs/safetensors (8 bytes of header length, JSON, bytes without gaps).
 """
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,19 +24,26 @@ MAX_NUMBERS = 2_000_000  # of the header
 MAX_TENSOR_BYTES = 1 << 40
 MAX_RANK = 64
 
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
-    "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
-    "BOOL": np.dtype("bool"), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-}  # fmt: skip
+
+@functools.cache
+def dtypes() -> Mapping[str, np.dtype[Any]]:
+    """The dtypes of the format, as NumPy has them."""
+    import ml_dtypes  # here, because a worker under another interpreter may have NumPy alone
+
+    return {
+        "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16),
+        "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"),
+        "U64": np.dtype("<u8"), "U32": np.dtype("<u4"), "U16": np.dtype("<u2"), "U8": np.dtype("u1"),
+        "BOOL": np.dtype("bool"), "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+        "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeight:
     """Where a tensor is in the file."""
 
-    dtype: str  # a key of `DTYPES`
+    dtype: str  # a key of `dtypes`
     shape: tuple[int, ...]
     start: int  # bytes from the start of the file
     size_bytes: int
@@ -70,7 +77,7 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     with open_named(path) as file:
         for name, weight in _header(path, file).items():
-            array = np.empty(weight.shape, DTYPES[weight.dtype])
+            array = np.empty(weight.shape, dtypes()[weight.dtype])
             file.seek(weight.start)
             _fill(file, array, path)
             if weight.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
@@ -120,12 +127,12 @@ def _weight(path: Path, name: str, entry: Any, data_start: int) -> StoredWeight:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         _refuse(path, f"{name[:80]!r} must have dtype, shape and data_offsets, nothing else")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        _refuse(path, f"{name[:80]!r} has dtype {str(dtype)[:20]!r}; there are {', '.join(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in dtypes():
+        _refuse(path, f"{name[:80]!r} has dtype {str(dtype)[:20]!r}; there are {', '.join(dtypes())}")
     if not _are_sizes(shape) or len(shape) > MAX_RANK or not _are_sizes(offsets) or len(offsets) != 2:
         _refuse(path, f"{name[:80]!r} has a shape or offsets that are no whole numbers of 0 or more")
-    bound = DTYPES[dtype].itemsize * math.prod(max(dim, 1) for dim in shape)
-    due = DTYPES[dtype].itemsize * math.prod(shape)
+    bound = dtypes()[dtype].itemsize * math.prod(max(dim, 1) for dim in shape)
+    due = dtypes()[dtype].itemsize * math.prod(shape)
     if bound > MAX_TENSOR_BYTES or offsets[1] - offsets[0] != due:
         _refuse(path, f"{name[:80]!r} needs {due:,} bytes by its shape, its offsets say {offsets[1] - offsets[0]:,}")
     return StoredWeight(dtype=dtype, shape=tuple(shape), start=data_start + offsets[0], size_bytes=due)

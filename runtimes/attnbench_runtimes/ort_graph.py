@@ -1,5 +1,6 @@
 """What ONNX Runtime made of a graph: which attention operator is left, and in which precision nodes compute."""
 
+import importlib.util
 import os
 import tempfile
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.interfaces import UNKNOWN
+from attnbench_runtimes import onnx_fields
 
 # Operators that are attention as a whole.
 FUSED_OPERATORS = frozenset(
@@ -50,19 +52,26 @@ def optimised(options: Any, open_session: Callable[[], object]) -> OptimisedGrap
         options: onnxruntime.SessionOptions; the path of the optimised model is set in it.
         open_session: opens a session with these options.
     """
-    import onnx
-
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         path = Path(folder) / "optimised.onnx"
         options.optimized_model_filepath = os.fspath(path)
         session = open_session()
-        model = onnx.load(path, load_external_data=False)
+        model = _load(path)
         del session
     return read_graph(model)
 
 
+def _load(path: Path) -> Any:
+    """The file by the onnx package; another interpreter may have onnxruntime alone."""
+    if importlib.util.find_spec("onnx") is None:
+        return onnx_fields.read_model(path)
+    import onnx
+
+    return onnx.load(path, load_external_data=False)
+
+
 def read_graph(model: Any) -> OptimisedGraph:
-    """Operators, kernel and precisions of an onnx.ModelProto."""
+    """Operators, kernel and precisions of an onnx.ModelProto, or of the same read by `onnx_fields`."""
     names = [f"{'' if node.domain == 'ai.onnx' else node.domain}::{node.op_type}" for node in model.graph.node]
     operators = dict(sorted(Counter(names).items()))
     if FUSED_OPERATORS & operators.keys():

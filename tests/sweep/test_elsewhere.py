@@ -1,0 +1,155 @@
+"""One run with arms under another interpreter: an onnxruntime that calls itself 9.9.9, and our own python once more."""
+
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnbench import api, inputs
+from attnbench.errors import RecordsError
+from attnbench.records import Record
+from attnbench.sweep import elsewhere, grid, runner
+from attnbench.sweep.progress import Silent
+from attnbench.sweep.rundir import RunDirectory
+from tests.conftest import make_installer
+from tests.other_python import install, make_python
+from tests.sweep import fakes
+
+SETTINGS: dict[str, Any] = {
+    "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "time_budget_s": 30.0,
+    "timeout_s": 60.0, "threads": 1, "exporters": ("onnx-attention",),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_python(tmp_path_factory.mktemp("other") / "ort999", {"numpy": None, "onnxruntime": "9.9.9"})
+
+
+def run(path: Path, **settings: Any) -> dict[str, Record]:
+    prepared = runner.prepare(grid.validate({**SETTINGS, **settings}, where="test"))
+    runner.run(prepared, RunDirectory.create(path), command="test", progress=Silent())
+    return {r.arm: r for r in api.open_run(path).rows}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, other: str) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    runtimes = ("ort-cpu", f"ort-cpu@{sys.executable}", f"ort-cpu@{other}")
+    run(path, runtimes=runtimes, baseline=f"onnx-attention@ort-cpu@{other}")
+    return path
+
+
+@pytest.fixture
+def found(path: Path) -> dict[str, Record]:
+    return {r.arm: r for r in api.open_run(path).rows}
+
+
+def test_every_arm_is_right_and_its_label_has_environment_and_version(found: dict[str, Record]) -> None:
+    mine = Path(sys.executable).parent.parent.name
+    labels = ["onnx-attention@ort-cpu[ort999=9.9.9]", "onnx-attention@ort-cpu",
+              f"onnx-attention@ort-cpu[{mine}={version('onnxruntime')}]"]  # fmt: skip
+    assert list(found) == labels
+    assert {r.status: r.reason for r in found.values()} == {"ok": ""}
+    assert {r.baseline_arm for r in found.values()} == {labels[0]}
+
+
+def test_an_arm_elsewhere_says_what_ours_says_without_the_onnx_package(found: dict[str, Record], other: str) -> None:
+    there, here = (found[f"onnx-attention@ort-cpu{bracket}"] for bracket in ("[ort999=9.9.9]", ""))
+    assert there.runtime == f"ort-cpu@{other}"
+    assert (there.attention_kernel, there.kernel_evidence) == ("fused", "graph")
+    assert there.compute_precision == here.compute_precision == "fp32"
+    assert there.facts["optimised_operators"] == here.facts["optimised_operators"]
+    assert there.worst_row_rel_err == here.worst_row_rel_err  # the same code on the same inputs
+    assert there.artifact_sha256 == here.artifact_sha256
+
+
+def test_the_manifest_has_the_versions_of_the_other_environment(path: Path, other: str) -> None:
+    rows = RunDirectory.open(path).read_manifest()["runtimes"]
+    told = rows[f"ort-cpu@{other}"]["interpreter"]
+    assert told["python"] == other
+    assert told["versions"] == {"numpy": version("numpy"), "onnxruntime": "9.9.9"}
+    assert "interpreter" not in rows["ort-cpu"]
+
+
+def test_a_run_goes_on_with_the_same_interpreters(path: Path) -> None:
+    run_dir, prepared = runner.resume(path)
+    assert run_dir.path == path
+    assert prepared.sweep.baseline == "onnx-attention@ort-cpu[ort999=9.9.9]"
+    assert len(prepared.arms) == 3  # none was added for the baseline
+    assert len(runner._finished(run_dir, prepared)[0]) == 3
+
+
+def test_a_run_does_not_go_on_with_another_version_there(path: Path, other: str, tmp_path: Path) -> None:
+    packages = next((Path(other).parent.parent / "lib").glob("python*/site-packages"))
+    kept = packages / "onnxruntime-9.9.9.dist-info"
+    shutil.move(kept, tmp_path / "kept")
+    (packages / "onnxruntime").rename(tmp_path / "onnxruntime")
+    try:
+        install(packages, "onnxruntime", "9.9.10")
+        with pytest.raises(
+            RecordsError, match=r"ran with onnxruntime 9\.9\.9 in .*, installed there is 9\.9\.10: start"
+        ):
+            runner.resume(path)
+    finally:
+        shutil.rmtree(packages / "onnxruntime-9.9.10.dist-info")
+        (packages / "onnxruntime").unlink()
+        (tmp_path / "onnxruntime").rename(packages / "onnxruntime")
+        shutil.move(tmp_path / "kept", kept)
+
+
+def test_a_run_does_not_go_on_without_its_interpreter(path: Path, tmp_path: Path) -> None:
+    rows = {"ort-cpu@/gone/python": {"interpreter": {"python": "/gone/python", "python_version": "3", "versions": {}}}}
+    with pytest.raises(RecordsError, match=r"ran with /gone/python too, but /gone/python does not exist: name"):
+        elsewhere.refuse_changed(path, rows)
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory, other: str) -> Iterator[dict[str, Record]]:
+    """Runtimes of another package that misbehave, under the other python."""
+    with pytest.MonkeyPatch.context() as patch:
+        plugin = make_installer(tmp_path_factory.mktemp("plugins"), patch)
+        plugin(runtimes=fakes.entry_points(), modules={"fake_runtimes": fakes.FAKES})
+        runtimes = tuple(f"{name}@{other}" for name in ("good", "segfault", "half-json", "sleeper"))
+        runtimes = (*runtimes, "good@/no/such/python")
+        path = tmp_path_factory.mktemp("bad") / "run"
+        yield run(path, runtimes=runtimes, exporters=(), baseline=runtimes[0], timeout_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("good", "ok", ""),
+        ("segfault", "crashed", "SIGSEGV"),
+        ("half-json", "error", "after half an answer"),
+        ("sleeper", "timeout", "no answer to"),
+    ],
+)
+def test_workers_elsewhere_die_and_hang_as_ours_do(bad: dict[str, Record], name: str, status: str, words: str) -> None:
+    row = next(r for r in bad.values() if r.runtime.startswith(f"{name}@") and r.status != "unavailable")
+    assert row.status == status
+    assert words in row.reason
+
+
+def test_an_interpreter_that_is_not_there_is_a_row(bad: dict[str, Record]) -> None:
+    row = next(r for r in bad.values() if r.runtime == "good@/no/such/python")
+    assert row.status == "unavailable"
+    assert row.reason == "/no/such/python does not exist: name the python of an environment"
+
+
+def test_another_numpy_that_draws_other_inputs_is_refused(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "fingerprint", lambda: {"sha256": "another"})
+    found = run(tmp_path / "run", runtimes=("ort-cpu", f"ort-cpu@{other}"), baseline="onnx-attention@ort-cpu")
+    assert found["onnx-attention@ort-cpu"].status == "ok"
+    row = found["onnx-attention@ort-cpu[ort999=9.9.9]"]
+    assert row.status == "unavailable"
+    assert f"draws other inputs than NumPy {np.__version__} here" in row.reason
+    manifest = RunDirectory.open(tmp_path / "run").read_manifest()
+    assert not manifest["runtimes"][f"ort-cpu@{other}"]["available"]
