@@ -36,8 +36,6 @@ def with_scopes(arms: Sequence[Arm], baseline: str, devices: Mapping[str, str]) 
                     f"{', '.join(f'{name}={value}' for name, value in chosen)}"
                 )
             found.append(arm)
-        elif arm.compiles_only:
-            found.append(arm)
         else:
             found += [] if DEVICE_SCOPE in chosen else [timed_as(arm, ())]
             found.append(timed_as(arm, tuple(dict.fromkeys([DEVICE_SCOPE, *chosen]))))
