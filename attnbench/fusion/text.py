@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attnbench.fusion.matrix import Matrix
 from attnbench.fusion.questions import Question
@@ -142,13 +142,14 @@ def _groups(title: str, answers: Sequence[Answer], width: int) -> list[str]:
 
 
 def ask_text(matrix: Matrix, *, width: int) -> str:
-    """A sentence for every verdict on one question."""
-    by_said: dict[tuple[str, str], list[Answer]] = {}
+    """A sentence for every verdict on one question; architectures and recipes with equal ones share it."""
+    by_recipe: dict[tuple[str, tuple[str, ...]], list[Answer]] = {}
     for answer in matrix.answers:
-        by_said.setdefault((answer.question.recipe, _said(answer)), []).append(answer)
+        said = (answer.verdict, answer.strict, short_words(answer.words))
+        by_recipe.setdefault((answer.question.recipe, said), []).append(answer)
     folded: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (recipe, said), group in by_said.items():
-        folded.setdefault((said, tuple(a.arch for a in group)), []).append(recipe)
+    for (recipe, _), group in by_recipe.items():
+        folded.setdefault((_said(group), tuple(a.arch for a in group)), []).append(recipe)
     first = matrix.answers[0].question
     sentences = [
         f"{matrix.compiler}: {first.dtype}, {first.row} as {' and '.join(recipes)} is {said} ({', '.join(archs)})."
@@ -159,12 +160,24 @@ def ask_text(matrix: Matrix, *, width: int) -> str:
     )
 
 
-def _said(answer: Answer) -> str:
-    """The end of the sentence."""
-    if answer.verdict in (FUSED, UNFUSED):
-        (short, long), (t, t2) = (fmt_bytes(n) for n in answer.planned_activation_bytes), answer.seq_lens
-        growth = "linearly" if answer.verdict == FUSED else f"by {answer.score_matrices:.1f} score matrices"
-        text = f"{answer.verdict}: planned memory {short} at T = {t}, {long} at {t2}, grows {growth}"
-        witness = {BUILDS: "; as strict attention it builds", REFUSED: "; as strict attention it is refused"}
-        return text + witness.get(answer.strict, "")
-    return f"{answer.verdict}: {short_words(answer.words)}"
+def _said(answers: Sequence[Answer]) -> str:
+    """The end of the sentence on architectures with one verdict."""
+    first = answers[0]
+    if first.verdict not in (FUSED, UNFUSED):
+        return f"{first.verdict}: {short_words(first.words)}"
+    short, long = (
+        _span([n for a in answers if (n := a.planned_activation_bytes[i]) is not None], fmt_bytes) for i in (0, 1)
+    )
+    growth = "linearly"
+    if first.verdict == UNFUSED:
+        growth = (
+            f"by {_span([n for a in answers if (n := a.score_matrices) is not None], '{:.1f}'.format)} score matrices"
+        )
+    text = f"{first.verdict}: planned memory {short} at T = {first.seq_lens[0]}, {long} at {first.seq_lens[1]}, grows"
+    witness = {BUILDS: "; as strict attention it builds", REFUSED: "; as strict attention it is refused"}
+    return f"{text} {growth}{witness.get(first.strict, '')}"
+
+
+def _span(values: Sequence[float], fmt: Callable[[float], str]) -> str:
+    """`8.00 MiB`, or `0 B to 8.00 MiB` where they differ."""
+    return " to ".join(dict.fromkeys(fmt(value) for value in (min(values), max(values))))

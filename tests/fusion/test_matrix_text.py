@@ -54,6 +54,18 @@ def test_one_question_is_answered_in_a_sentence_for_equal_answers() -> None:
     )
 
 
+def test_architectures_whose_memory_differs_share_a_sentence_with_the_span() -> None:
+    whole, asked = made_matrix(), Question(dtype="fp32", recipe="onnx-attention")
+    answers = [made_answer(asked, arch) for arch in ("sm80", "sm89")]
+    answers[1] = replace(answers[1], planned_activation_bytes=(0, 3 << 20), score_matrices=1.0)
+    found = replace(whole, plan=replace(whole.plan, questions=(asked,)), answers=answers)
+    assert " ".join(text.ask_text(found, width=80).split()) == (
+        "tensorrt-rtx 9.9: fp32, head_dim 64 as onnx-attention is not fused: planned memory 0 B to 1.00 MiB at T = "
+        "2048, 3.00 MiB to 4.00 MiB at 4096, grows by 1.0 to 2.0 score matrices; as strict attention it builds (sm80, "
+        "sm89)."
+    )
+
+
 def test_the_csv_has_a_row_for_every_architecture_and_no_number_where_there_is_none() -> None:
     rows = list(csv.DictReader(io.StringIO(text.matrix_csv(made_matrix()))))
     assert len(rows) == len(QUESTIONS) * len(ARCHS)
