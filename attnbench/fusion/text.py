@@ -171,7 +171,7 @@ def _said(answers: Sequence[Answer]) -> str:
     growth = "linearly"
     if first.verdict == UNFUSED:
         growth = (
-            f"by {_span([n for a in answers if (n := a.score_matrices) is not None], '{:.1f}'.format)} score matrices"
+            f"by {_span([m for a in answers if (m := a.score_matrices) is not None], '{:.1f}'.format)} score matrices"
         )
     text = f"{first.verdict}: planned memory {short} at T = {first.seq_lens[0]}, {long} at {first.seq_lens[1]}, grows"
     witness = {BUILDS: "; as strict attention it builds", REFUSED: "; as strict attention it is refused"}
