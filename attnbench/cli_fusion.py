@@ -5,7 +5,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attnbench import flags
+import typer
+
+from attnbench import cli_lint, flags
 from attnbench.console import complain, note, say, width
 from attnbench.errors import InputError
 from attnbench.options import HOW, WHAT, WHERE, Json, single, switch
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def fusion(
+    context: typer.Context,
     ask: Annotated[
         str | None,
         single("--ask", help="One question, such as fp16,head_dim=80,causal.", metavar="WORDS", panel=WHAT),
@@ -22,10 +25,17 @@ def fusion(
     full: Annotated[bool, switch("--full", help="Everything with everything: takes half an hour.", panel=WHAT)] = False,
     gpu_archs: Annotated[
         str | None,
-        single("--gpu-archs", help="Architectures.", metavar="A,B,...", panel=WHAT, default="sm75, sm80, sm89, sm120"),
+        single(
+            "--gpu-archs",
+            help="Architectures.",
+            metavar="A,B,...",
+            panel=WHAT,
+            default="sm75, sm80, sm89, sm120; with --onnx sm89",
+        ),
     ] = None,
     seq_len: Annotated[
-        str | None, single("-s", "--seq-len", help="T; the other is 2T.", metavar="T", panel=HOW, default="2048")
+        str | None,
+        single("-s", "--seq-len", "--seq", help="T; the other is 2T.", metavar="T", panel=HOW, default="2048"),
     ] = None,
     out: Annotated[
         str | None,
@@ -34,15 +44,23 @@ def fusion(
     resume: Annotated[
         str | None, single("--resume", help="Matrix to finish; no other settings.", metavar="DIR", panel=WHERE)
     ] = None,
+    onnx: cli_lint.Onnx = None,
+    set_sizes: cli_lint.Set = None,
+    bind: cli_lint.Bind = None,
+    fail_on: cli_lint.FailOn = None,
+    sarif: cli_lint.Sarif = None,
     as_json: Json = False,
     quiet: Annotated[bool, switch("-q", "--quiet", help="No progress.", panel=WHERE)] = False,
 ) -> int:
     """Does TensorRT-RTX fuse attention? Compiled at T and 2T; no GPU is needed.
 
     A graph is fused where it builds and the device memory that the compiler plans grows linearly with T. The second
-    witness is a strict build of the Attention node; where the two differ, it is shown. Exit code 1: a worker failed.
-    3: tensorrt-rtx is not installed.
+    witness is a strict build of the Attention node; where the two differ, it is shown. With --onnx: is every attention
+    of a model fused, and if not, without what would it be? Exit code 1: a worker failed, or --fail-on. 3: tensorrt-rtx
+    is not installed, or the model has no attention.
     """
+    if cli_lint.is_asked(context.params):
+        return cli_lint.run(context.params)
     given = {"--ask": ask, "--full": full, "--gpu-archs": gpu_archs, "--seq-len": seq_len, "--out": out}
     if resume is not None and (extra := [flag for flag, value in given.items() if value]):
         raise InputError(f"--resume takes the settings of the matrix; leave out {', '.join(extra)}")

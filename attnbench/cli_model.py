@@ -1,12 +1,12 @@
 """`attnbench bench` with a model of the user: its flags, and what they say."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from attnbench import cli_ci, flags
 from attnbench.errors import InputError
+from attnbench.model_flags import parse_bind, parse_set, parse_shapes
 from attnbench.options import Lists, repeated, single
 
 MODEL = "A model of your own instead"
@@ -16,7 +16,9 @@ Module = Annotated[
     str | None, single("--module", help="A torch.nn.Module, with --inputs.", metavar="PKG.MODULE:CLASS", panel=MODEL)
 ]
 Inputs = Annotated[str | None, single("--inputs", help="TOML: what the module takes.", metavar="FILE", panel=MODEL)]
-Engine = Annotated[str | None, single("--engine", help="A TensorRT plan: refused, says why.", metavar="FILE", panel=MODEL)]
+Engine = Annotated[
+    str | None, single("--engine", help="A TensorRT plan: refused, says why.", metavar="FILE", panel=MODEL)
+]
 Bind = Annotated[Lists, repeated("--bind", help="A free dim follows T: T, T/2, T+1.", metavar="NAME=T", panel=MODEL)]
 Set = Annotated[Lists, repeated("--set", help="A free dim has these sizes.", metavar="NAME=1,8", panel=MODEL)]
 Shapes = Annotated[Lists, repeated("--shapes", help="Shapes of inputs.", metavar="x:8x512", panel=MODEL)]
@@ -69,63 +71,6 @@ def arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"module": params["module"], "bind": parse_bind(params["bind"]), "sizes": parse_set(params["set_sizes"]),
               "shapes": parse_shapes(params["shapes"])}  # fmt: skip
     return {name: value for name, value in found.items() if value not in (None, {})}
-
-
-def parse_bind(given: Sequence[str] | None) -> dict[str, str]:
-    """`--bind seq=T --bind kv=T/2` as {"seq": "T", "kv": "T/2"}; what may follow `=` is looked at with the model.
-
-    Raises:
-        InputError: without `=`, or a name twice.
-    """
-    found: dict[str, str] = {}
-    for text in given or ():
-        _add(found, "--bind", text, *_parted("--bind", text, "=", "--bind seq=T"))
-    return found
-
-
-def parse_set(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """`--set batch=1,8 --set heads=4` as {"batch": (1, 8), "heads": (4,)}.
-
-    Raises:
-        InputError: without `=`, a name twice, or no whole numbers of at least 1.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    for text in given or ():
-        if re.search(r"=[^=]*,[^=]*=", text):
-            raise InputError(f"--set takes one name, got {text!r}; write --set once for each")
-        name, values = _parted("--set", text, "=", "--set batch=8")
-        sizes = flags.parse_sizes(f"--set {name}=", [values])
-        _add(found, "--set", text, name, tuple(sizes or ()))
-    return found
-
-
-def parse_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """`--shapes x:8x512,mask:8x1x512` as trtexec has it; `x:scalar` has no dims.
-
-    Raises:
-        InputError: another form, a name twice, or a size that is no whole number of at least 1.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    for text in flags.split_list("--shapes", given) or ():
-        name, values = _parted("--shapes", text, ":", "--shapes x:8x512,mask:8x1x512")
-        sizes = () if values == "scalar" else tuple(
-            flags.parse_int(f"--shapes {name}:", size, minimum=1, example="8x512") for size in values.split("x")
-        )  # fmt: skip
-        _add(found, "--shapes", text, name.strip("'"), sizes)
-    return found
-
-
-def _parted(flag: str, text: str, sign: str, example: str) -> tuple[str, str]:
-    name, found, value = text.rpartition(sign)
-    if not found or not name.strip() or not value.strip():
-        raise InputError(f"{flag} must be a name, {sign} and what it is, got {text!r}; write for example {example}")
-    return name.strip(), value.strip()
-
-
-def _add(found: dict[str, Any], flag: str, text: str, name: str, value: object) -> None:
-    if name in found:
-        raise InputError(f"{flag} has {name!r} twice, the second time as {text!r}; give it once")
-    found[name] = value
 
 
 def _check_which(params: Mapping[str, Any]) -> None:

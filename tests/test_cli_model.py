@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbench import cli_model
+from attnbench import cli_model, model_flags
 from attnbench.errors import InputError
 from tests.conftest import Call, assert_one_sentence
 
@@ -151,30 +151,30 @@ def test_files_are_looked_at_before_anything_runs(
 @pytest.mark.parametrize("text", ["seq", "=T", "seq=", ""])
 def test_bind_needs_a_name_and_what_it_is(text: str) -> None:
     with pytest.raises(InputError, match="--bind must be a name, = and what it is"):
-        cli_model.parse_bind([text])
+        model_flags.parse_bind([text])
 
 
 def test_a_name_is_given_once() -> None:
     with pytest.raises(InputError, match="--bind has 'seq' twice, the second time as 'seq=T'"):
-        cli_model.parse_bind(["seq=T/2", "seq=T"])
+        model_flags.parse_bind(["seq=T/2", "seq=T"])
     with pytest.raises(InputError, match="--set has 'batch' twice"):
-        cli_model.parse_set(["batch=1", "batch=2"])
+        model_flags.parse_set(["batch=1", "batch=2"])
     with pytest.raises(InputError, match="--shapes has 'x' twice"):
-        cli_model.parse_shapes(["x:1,x:2"])
+        model_flags.parse_shapes(["x:1,x:2"])
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "x", "1,,2", "1,1", "T"])
 def test_a_set_size_is_a_whole_number(value: str) -> None:
     with pytest.raises(InputError, match="--set"):
-        cli_model.parse_set([f"batch={value}"])
+        model_flags.parse_set([f"batch={value}"])
 
 
 def test_two_names_in_one_set_are_told_apart() -> None:
     with pytest.raises(InputError, match="--set takes one name, got 'batch=1,heads=4'; write --set once for each"):
-        cli_model.parse_set(["batch=1,heads=4"])
+        model_flags.parse_set(["batch=1,heads=4"])
 
 
 @pytest.mark.parametrize("text", ["x", "x:", ":8", "x:8x", "x:8*512", "x:0x2", "x:8xT"])
 def test_shapes_are_names_and_sizes(text: str) -> None:
     with pytest.raises(InputError, match="--shapes"):
-        cli_model.parse_shapes([text])
+        model_flags.parse_shapes([text])

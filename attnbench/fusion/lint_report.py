@@ -1,6 +1,7 @@
 """What the linter found: per attention and for the whole model, as JSON and in sentences."""
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -86,15 +87,16 @@ class LintReport:
         """Everything, as JSON can hold it."""
         return asdict(self) | {"sentences": [region.sentence() for region in self.regions]}
 
-    def text(self) -> str:
-        """Lines for people; equal neighbours and equal architectures are told once."""
+    def text(self, width: int | None = None) -> str:
+        """Lines for people, equal neighbours and architectures told once; `width`: of the terminal, None: any."""
         at = f" at T = {' and '.join(map(str, self.seq_lens))}" if self.seq_lens else ""
         lines = [f"{printable(self.path)} by {self.compiler}: {printable(self.sizes)}; planned device memory{at}"]
         told = {arch: self._lines(arch) for arch in self.archs}
         for body in dict.fromkeys(map(tuple, told.values())):
             lines += [f"{', '.join(arch for arch in self.archs if tuple(told[arch]) == body)}:"]
             lines += [f"  {line}" for line in body]
-        return "\n".join([*lines, *(printable(note) for note in self.notes)])
+        lines += [printable(note) for note in self.notes]
+        return "\n".join(lines if width is None else [part for line in lines for part in _wrapped(line, width)])
 
     def _lines(self, arch: str) -> list[str]:
         regions = [region for region in self.regions if region.arch == arch]
@@ -118,3 +120,11 @@ class LintReport:
 def _memory(planned: Sequence[int | None]) -> str:
     known = [size for size in planned if size is not None]
     return f" [{' -> '.join(f'{size / 1e6:.1f}' for size in known)} MB]" if known and len(known) == len(planned) else ""
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    indent = "  " if line.startswith("  ") else ""
+    return textwrap.wrap(
+        line, width, initial_indent="", subsequent_indent=f"{indent}    ", break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip

@@ -1,0 +1,53 @@
+"""`attnbench fusion --onnx` from its command line."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+from attnbench.cli import main
+from tests.fusion.planted import Layer, encoder
+
+
+def test_what_is_wrong_with_the_flags_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(b"not looked at")
+    for flags, words in {
+        ("--fail-on", "unfused"): "--fail-on is about a model of yours; name it with --onnx FILE",
+        ("--set", "batch=1"): "--set is about a model of yours",
+        ("--onnx", "missing.onnx"): "--onnx must be a file that exists, got 'missing.onnx'",
+        ("--onnx", "m.onnx", "--full"): "--full is for the matrix, not for a model of yours; leave it out",
+        ("--onnx", "m.onnx", "--ask", "fp16"): "--ask is for the matrix",
+        ("--onnx", "m.onnx", "--fail-on", "fused"): "--fail-on must be unfused, got 'fused'",
+        ("--onnx", "m.onnx", "--set", "batch=1,8"): "--set batch=1,8 has 2 sizes, a model is linted at one",
+        ("--onnx", "m.onnx", "--gpu-archs", "sm90"): "--gpu-archs must be of sm75",
+        ("--onnx", "m.onnx", "--seq", "64"): "--seq-len must be a whole number between 512 and 65536, got '64'",
+    }.items():
+        assert main(["fusion", *flags]) == 2, flags
+        assert words in capsys.readouterr().err, flags
+
+
+def test_a_model_is_linted_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    onnx.save(encoder([Layer(), Layer(inside=("softcap",))]), tmp_path / "model.onnx")
+    flags = ["--set", "batch=1", "--bind", "seq=T", "--fail-on", "unfused", "--sarif", str(tmp_path / "found.sarif")]
+    assert main(["fusion", "--onnx", str(tmp_path / "model.onnx"), "--json", *flags]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [region["verdict"] for region in told["regions"]] == ["fused", "unfused"]
+    assert told["sentences"][1] == "not fused; without `Tanh` (softcap) it is"
+    assert told["seq_lens"] == [2048, 4096]
+    written = json.loads((tmp_path / "found.sarif").read_text())
+    assert [result["level"] for result in written["runs"][0]["results"]] == ["none", "warning"]
+
+
+def test_text_fits_into_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    onnx.save(encoder([Layer(inside=("softcap",), returned=True)]), tmp_path / "m.onnx")
+    assert main(["fusion", "--onnx", str(tmp_path / "m.onnx"), "--fail-on", "unfused", "-q"]) == 1
+    out, err = capsys.readouterr()
+    assert "exit code 1: 1 of 1 attention regions are not fused" in err
+    assert "returned weights" in " ".join(out.split())
+    assert max(map(len, out.splitlines()[1:])) <= 80
