@@ -133,7 +133,8 @@ def bench(
     dtypes: Annotated[Lists, listed("--dtypes", "--dtype", help="fp32, fp16, bf16.", default="fp32")] = None,
     exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="the built-in ones")] = None,
     runtimes: Annotated[
-        Lists, listed("--runtimes", help="See attnbench list.", default="torch-eager, torch-sdpa, ort-cpu, openvino")
+        Lists,
+        listed("--runtimes", help="Also NAME@PYTHON.", default="torch-eager, torch-sdpa, ort-cpu, openvino"),
     ] = None,
     opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export.", default="the exporter's")] = None,
     options: Annotated[

@@ -117,6 +117,11 @@ def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) ->
     """
     values = split_list(flag, given)
     for value in values or ():
+        if kind == "runtime" and "@" in value:
+            raise InputError(
+                f"{flag} takes runtimes of this environment, got {value!r}; another interpreter is for the --runtimes "
+                "of bench"
+            )
         plugins.find(kind, value)
     return values
 

@@ -13,16 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attnbench import guest, plugins
+from attnbench import plugins
 from attnbench.errors import InputError, UnavailableError
-from attnbench.interfaces import Probe
+
+if TYPE_CHECKING:  # importing it costs NumPy, which the command line does not need to read its flags
+    from attnbench.interfaces import Probe
 
 LEAST_PYTHON = (3, 11)
 ASK_TIMEOUT_S = 20.0  # NumPy from a cold disk
@@ -142,7 +143,7 @@ def _whole(python: Path) -> str:
     return "-".join(python.parts[1:])
 
 
-def told(probes: Mapping[str, Probe]) -> dict[str, tuple[str, str]]:
+def told(probes: Mapping[str, "Probe"]) -> dict[str, tuple[str, str]]:
     """What labels of arms say of their interpreters, by runtime: name of the environment, version of the runtime."""
     short = names(python for _, python in map(split, probes) if python)
     found = {}
@@ -161,13 +162,15 @@ def names_interpreter(label: str, runtimes: Iterable[str]) -> bool:
     return any(name == plugin and python and said.startswith(f"{short[python]}=") for name, python in pairs)
 
 
-def probe_runtimes(runtimes: Iterable[str], *, timeout_s: float = plugins.PROBE_TIMEOUT_S) -> dict[str, Probe]:
+def probe_runtimes(runtimes: Iterable[str], *, timeout_s: float = plugins.PROBE_TIMEOUT_S) -> dict[str, "Probe"]:
     """Ask runtimes, each under its own interpreter, whether they can work; in the order given.
 
     Raises:
         InputError: no plug-in of that name.
         PluginError: attnbench is not installed, or two distributions declare the same name.
     """
+    from concurrent.futures import ThreadPoolExecutor  # here, as in `plugins.probe_all`
+
     wanted = list(runtimes)
     for runtime in wanted:
         plugins.find("runtime", base(runtime))
@@ -180,7 +183,9 @@ def probe_runtimes(runtimes: Iterable[str], *, timeout_s: float = plugins.PROBE_
     return {runtime: found[runtime] for runtime in wanted}
 
 
-def _probe(name: str, python: str, timeout_s: float) -> Probe:
+def _probe(name: str, python: str, timeout_s: float) -> "Probe":
+    from attnbench.interfaces import Probe
+
     try:
         interpreter = describe(python)
     except UnavailableError as err:
@@ -270,7 +275,7 @@ def launcher(python: str, runtime: str, *flags: str) -> list[str]:
     ours = next(found for found in plugins.runtimes().values() if found.builtin)
     packages = {root: _origin(root) for root in ("attnbench", plugin.value.partition(":")[0].partition(".")[0])}
     lent = {"packages": packages, "distributions": _distributions([plugin, ours])}
-    return [python, *flags, "-P", os.fspath(Path(guest.__file__)), json.dumps(lent)]
+    return [python, *flags, "-P", _origin("attnbench.guest"), json.dumps(lent)]
 
 
 def _origin(package: str) -> str:

@@ -46,3 +46,12 @@ def test_the_metrics_named_are_metrics() -> None:
     named = re.findall(r"^run/(\w+)$", CI, re.MULTILINE)
     assert {name for name in named if not name.startswith("cases_")} <= set(OF_RUN)
     assert len(named) == 3
+
+
+def test_every_command_of_the_page_on_upgrades_has_these_flags() -> None:
+    text = (DOCS / "upgrade.md").read_text(encoding="utf-8")
+    known = options()["bench"]
+    lines = re.findall(r"^attnbench bench (.*)$", text, re.MULTILINE)
+    assert lines
+    assert {word for line in lines for word in shlex.split(line) if word.startswith("--")} <= known
+    assert all((DOCS / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))

@@ -183,3 +183,44 @@ def test_sizes(text: str | int, bytes_: int) -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("300s", 300.0), ("5m", 300.0), ("90", 90.0), ("1h", 3600.0)])
 def test_durations(text: str, seconds: float) -> None:
     assert units.parse_duration(text) == seconds
+
+
+OTHER = "ort-cpu@/opt/new/bin/python"
+ELSEWHERE = {**TAKES, OTHER: True}
+INSIDE = {OTHER: ("new", "1.32.0")}
+
+
+@pytest.mark.parametrize(
+    "baseline", ["onnx-attention@ort-cpu[new=1.32.0]", "onnx-attention@ort-cpu@/opt/new/bin/python"]
+)
+def test_a_runtime_elsewhere_is_an_arm_with_its_version_that_can_be_the_baseline(baseline: str) -> None:
+    given = {"runtimes": ["ort-cpu", OTHER], "exporters": ["onnx-attention"], "baseline": baseline}
+    sweep = grid.resolve(None, given)
+    assert grid.selected_runtimes(sweep) == ["ort-cpu", OTHER]
+    found = grid.arms(sweep, ELSEWHERE, INSIDE)
+    assert [a.label for a in found] == ["onnx-attention@ort-cpu[new=1.32.0]", "onnx-attention@ort-cpu"]
+    assert [a.plugin for a in found] == ["ort-cpu", "ort-cpu"]
+    problem = grid.problems(sweep)[0]
+    assert found[0].case_id(problem) != found[1].case_id(problem)
+
+
+def test_a_runtime_elsewhere_has_the_options_that_name_it() -> None:
+    given = {"runtimes": [OTHER], "exporters": ["onnx-attention"], "options": [f"{OTHER}:a=b"], "baseline": OTHER}
+    found = grid.arms(grid.resolve(None, given), ELSEWHERE, INSIDE)
+    assert [a.label for a in found] == ["onnx-attention@ort-cpu[new=1.32.0;a=b]"]
+
+
+def test_paths_of_interpreters_are_made_absolute_so_that_a_run_can_be_resumed_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.toml").write_text(
+        'runtimes = ["ort-cpu", "ort-cpu@x/python"]\nbaseline = "onnx-attention@ort-cpu@x/python"\n', encoding="utf-8"
+    )
+    sweep = grid.resolve(tmp_path / "x.toml", {})
+    assert sweep.runtimes == ("ort-cpu", f"ort-cpu@{tmp_path}/x/python")
+    assert sweep.baseline == f"onnx-attention@ort-cpu@{tmp_path}/x/python"
+    with pytest.raises(InputError, match="'ort-cpu@python3' names no interpreter: after ort-cpu@ comes the path"):
+        grid.resolve(None, {"runtimes": ["ort-cpu@python3"]})
+    with pytest.raises(InputError, match="is given twice"):
+        grid.resolve(None, {"runtimes": ["ort-cpu@x/python", f"ort-cpu@{tmp_path}/x/python"]})
