@@ -68,10 +68,10 @@ def test_every_way_to_give_sizes_plans_what_the_page_says(
     assert not list(folder.glob("results*"))
 
 
-def test_every_flag_named_is_one_of_bench() -> None:
+def test_every_flag_named_is_one_of_bench_or_fusion() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE))
     assert {"--bind", "--set", "--shapes", "--load-inputs", "--save-outputs", "--engine"} <= named
-    assert named <= options()["bench"]
+    assert named <= options()["bench"] | options()["fusion"]
 
 
 def test_every_file_that_is_linked_exists_and_the_page_is_linked() -> None:
