@@ -22,7 +22,9 @@ def fusion(
         str | None,
         single("--ask", help="One question, such as fp16,head_dim=80,causal.", metavar="WORDS", panel=WHAT),
     ] = None,
-    full: Annotated[bool, switch("--full", help="Everything with everything: takes half an hour.", panel=WHAT)] = False,
+    full: Annotated[
+        bool, switch("--full", help="Everything with everything: over 3000 questions.", panel=WHAT)
+    ] = False,
     gpu_archs: Annotated[
         str | None,
         single(

@@ -14,7 +14,8 @@ from attnbench.report.text import fmt_bytes
 _CLASS = {FUSED: "fused", UNFUSED: "unfused", REFUSED: "refused", UNSUPPORTED: "unsupported", FAILED: "failed"}
 _CSS = """
 .fusion td{padding:3px 7px;border:2px solid var(--card);text-align:center;border-radius:4px}
-.fusion thead th{position:static;text-align:center}.fusion thead th:first-child{text-align:left}
+.fusion thead th{position:static;text-align:center;white-space:normal;max-width:7em}
+.fusion thead th:first-child{text-align:left}
 .fused{background:var(--f2)}.unfused{background:var(--s3);font-weight:700;color:#1c2025}
 .refused{background:var(--edge)}.unsupported{background:var(--even);color:var(--muted)}.failed{background:var(--bad);color:#fff}
 .key span{display:inline-block;padding:2px 8px;border-radius:4px;margin-right:8px}
@@ -57,7 +58,9 @@ def matrix_page(matrix: Matrix) -> str:
 
 def _table(answers: dict[Question, Answer], compiler: str) -> str:
     rows, columns, cells = text.axes(answers)
-    head = "".join(f"<th scope=col>{dtype}<br>{html.escape(recipe)}</th>" for dtype, recipe in columns)
+    head = "".join(
+        f"<th scope=col>{dtype}<br>{html.escape(recipe).replace('-', '-<wbr>')}</th>" for dtype, recipe in columns
+    )
     body = "".join(
         f"<tr><th scope=row>{html.escape(row)}</th>"
         f"{''.join(_cell(cells.get((row, column)), compiler) for column in columns)}</tr>"

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from attnbench.fusion.matrix import Matrix
-from attnbench.fusion.questions import Question
+from attnbench.fusion.questions import FP8, Question
 from attnbench.fusion.verdicts import BUILDS, FAILED, FUSED, REFUSED, UNFUSED, UNSUPPORTED, Answer
 from attnbench.report.text import fmt_bytes, fmt_list
 
@@ -125,7 +125,8 @@ def causes(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
 def spoken(answers: Sequence[Answer]) -> str:
     """Which: `sm75: fp32 (48 questions)`."""
     archs = ", ".join(dict.fromkeys(a.arch for a in answers))
-    columns = dict.fromkeys(f"{a.question.dtype} {a.question.recipe}" for a in answers)
+    asked = (a.question for a in answers)
+    columns = dict.fromkeys(q.recipe if q.recipe in FP8 else f"{q.dtype} {q.recipe}" for q in asked)
     questions = dict.fromkeys(a.question for a in answers)
     what = (
         next(iter(questions)).label if len(questions) == 1 else f"{len(questions)} questions of {fmt_list([*columns])}"

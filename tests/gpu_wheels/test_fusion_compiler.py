@@ -17,7 +17,8 @@ from attnbench.fusion.verdicts import Answer
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
-ATTNBENCH = str(Path(sys.executable).with_name("attnbench"))
+# Not the script beside it: in a copied environment that one starts the Python of the original.
+ATTNBENCH = (sys.executable, "-P", "-c", "import sys; from attnbench.cli import main; sys.exit(main())")
 ASKED = (
     "fp16", "fp32", "fp16,head_dim=512", "fp8-qkpv", "fp8-qk", "bf16,gqa,causal,onnx-attention", "fp16,onnx-contrib",
     "bf16,onnx-contrib", "fp32,head_dim=64,bias_1hqk,onnx-attention",
@@ -85,9 +86,9 @@ def test_one_question_on_the_command_line_is_one_sentence(capsys: pytest.Capture
 
 
 def test_a_stopped_matrix_keeps_its_answers_and_is_finished_by_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [ATTNBENCH, "fusion", "--gpu-archs", "sm89", "-s", "1024", "-q", "-o", "m"]
+    command = [*ATTNBENCH, "fusion", "--gpu-archs", "sm89", "-s", "1024", "-q", "-o", "m"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     records = tmp_path / "m" / matrix.RECORDS
     deadline = time.monotonic() + 120
