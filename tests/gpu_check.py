@@ -1,11 +1,12 @@
 """`make gpu-check`: what a machine with a GPU can say in 8 minutes, left in one folder; the short table comes last.
 
-The doctor, `pytest -m gpu`, then a sweep of every runtime that can use the GPU: fp32 and fp16, block and core, T = 128
-to 16384. What cannot run is named with the reason. Exit code 0: all is well; 1: a test or a case failed; 3: no runtime
-can use a GPU here. Tested without a GPU; not yet run on one.
+The doctor, `pytest -m gpu`, then a sweep of every runtime that can use the GPU: causal, fp32 and fp16, block and core,
+T = 128 to 16384. What cannot run is named with the reason. Exit code 0: all is well; 1: a test or a case failed; 2: the
+folder exists; 3: no runtime can use a GPU here. Tested without a GPU; not yet run on one.
 """
 
 import csv
+import itertools
 import json
 import math
 import subprocess
@@ -73,7 +74,7 @@ def bench_command(runtimes: Sequence[str], budget_s: float, out: Path) -> list[s
     """The sweep; without --device the GPU is taken where a runtime can, which `faults` checks afterwards."""
     lengths = ",".join(map(str, SEQ_LENS))
     return [
-        *attnbench(), "bench", "default", "--dtypes", "fp32,fp16", "--parts", "block,core", "--variants", "self,causal",
+        *attnbench(), "bench", "default", "--dtypes", "fp32,fp16", "--parts", "block,core", "--variants", "causal",
         "--seq-lens", lengths, "--runtimes", ",".join(runtimes), "--baseline", baseline(runtimes),
         "--time-budget", f"{max(30.0, budget_s):.0f}s", "-o", str(out), "-q",
     ]  # fmt: skip
@@ -162,10 +163,11 @@ def render(rows: Sequence[Row]) -> str:
     for row in rows:
         key = (row["part"], row["variant"], row["dtype"], row["arm"])
         cells.setdefault(key, {})[int(row["q_len"])] = cell(row)
-    lines = [f"{'median ms':<48}" + "".join(f"{f'T={length}':>10}" for length in SHOWN_LENS)]
-    for key in sorted(cells):
-        name = f"{' '.join(key[:3])} {key[3]}"
-        lines.append(f"{name:<48}" + "".join(f"{cells[key].get(length, '-'):>10}" for length in SHOWN_LENS))
+    lines = []
+    for group, of_group in itertools.groupby(sorted(cells), key=lambda key: key[:3]):
+        lines.append(f"{' '.join(group) + ', ms':<32}" + "".join(f"{f'T={length}':>12}" for length in SHOWN_LENS))
+        for key in of_group:
+            lines.append(f"  {key[3]:<30}" + "".join(f"{cells[key].get(length, '-'):>12}" for length in SHOWN_LENS))
     return "\n".join(lines)
 
 

@@ -88,8 +88,9 @@ def test_a_failed_case_and_a_case_on_the_cpu_are_faults() -> None:
 def test_the_table_has_a_figure_or_a_status_for_every_length() -> None:
     rows = [ROW, {**ROW, "q_len": "4096", "status": "oom", "latency_ms_median": ""}]
     head, line = gpu_check.render(rows).splitlines()
-    assert head.split() == ["median", "ms", "T=128", "T=1024", "T=4096", "T=16384"]
-    assert line.split() == ["block", "self", "fp16", "torch-sdpa", "0.123", "-", "oom", "-"]
+    assert head.split() == ["block", "self", "fp16,", "ms", "T=128", "T=1024", "T=4096", "T=16384"]
+    assert line.split() == ["torch-sdpa", "0.123", "-", "oom", "-"]
+    assert max(len(head), len(line)) <= 80
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, str]], codes: dict[str, int]) -> list[str]:
