@@ -48,6 +48,7 @@ class RegionVerdict:
             tried = f"none of {self.changes_tried} changes" if self.changes_tried else "nothing that can be left out"
             said += f"; {tried} makes it fused"
         if self.words:
+            said += "; a build that keeps the operator whole is refused" if self.verdict == "unfused" else ""
             said += f": {' '.join(self.words.split())[:_WORDS_CHARS]}"
         return printable(said)
 

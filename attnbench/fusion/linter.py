@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +77,21 @@ class _Linter:
     say: Say
 
     def run(self, path: Path, facts: ModelFacts, archs: Sequence[str], folder: Path) -> LintReport:
-        with ThreadPoolExecutor(WORKERS) as pool:
-            ask = partial(self.shop.ask, preload=_PRELOAD)
+        pool = ThreadPoolExecutor(WORKERS)
+        try:
             wholes = {
                 arch: [pool.submit(self._whole, shapes, arch) for shapes in self.at.shapes] for arch in archs
             }  # fmt: skip
-            found = ask(f"{_TASKS}:cut_file", path=str(self.copy), sizes=self.at.sizes, folder=str(folder))
-            told = found["regions"]
-            different = {(tuple(region["files"]), arch): region for region in told for arch in archs}
-            self.say(f"{len(told)} attention regions, {len(different) // len(archs)} different; {', '.join(archs)}")
+            found = self.shop.ask(
+                f"{_TASKS}:cut_file", preload=_PRELOAD, path=str(self.copy), sizes=self.at.sizes, folder=str(folder)
+            )
             search = _Search(self.shop, pool)
-            judged = {key: search.judge(region, key[1]) for key, region in different.items()}
-            regions = [
-                _verdict_of(region, arch, judged[tuple(region["files"]), arch]) for arch in archs for region in told
+            regions = self._judged(search, found["regions"], archs)
+            whole = [
+                _whole_verdict(arch, [job.result() for job in jobs], found["regions"]) for arch, jobs in wholes.items()
             ]
-            whole = [_whole_verdict(arch, [job.result() for job in jobs], told) for arch, jobs in wholes.items()]
+        finally:
+            pool.shutdown(cancel_futures=True)  # interrupted: what has not begun never does
         versions = [answer["version"] for answer in search.answers if answer["version"]]
         return LintReport(
             path=str(path), sha256=facts.sha256, archs=tuple(archs), sizes=self.at.words, seq_lens=self.at.seq_lens,
@@ -100,6 +99,15 @@ class _Linter:
             regions=tuple(regions), whole=tuple(made for made, _ in whole),
             notes=(*self.at.notes, *_notes(regions, [made for made, _ in whole], found["inner"])),
         )  # fmt: skip
+
+    def _judged(
+        self, search: "_Search", told: Sequence[Mapping[str, Any]], archs: Sequence[str]
+    ) -> list[RegionVerdict]:
+        """Every region; equal ones are compiled once."""
+        different = {(tuple(region["files"]), arch): region for region in told for arch in archs}
+        self.say(f"{len(told)} attention regions, {len(different) // len(archs)} different; {', '.join(archs)}")
+        judged = {key: search.judge(region, key[1]) for key, region in different.items()}
+        return [_verdict_of(region, arch, judged[tuple(region["files"]), arch]) for arch in archs for region in told]
 
     def _whole(self, shapes: Mapping[str, Sequence[int]], arch: str) -> dict[str, Any]:
         return _ask(self.shop, "compile_whole", path=str(self.copy), shapes=shapes, arch=arch)

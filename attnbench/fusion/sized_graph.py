@@ -1,5 +1,6 @@
 """An ONNX graph at given sizes: every shape that follows is a number, and what follows from shapes is a constant."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,10 @@ def load_structure(path: Path) -> Any:
                 dim.dim_param = f"{value.name}_dim{axis}"
     given = {value.name for value in graph.input}
     for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.data_location = onnx.TensorProto.DEFAULT
+            del tensor.external_data[:]
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.ByteSize() > _SMALL_BYTES:
             if tensor.name not in given:
                 graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))

@@ -17,7 +17,8 @@ class Layer:
     """One attention."""
 
     scores: str = "div"  # how scores are scaled: div, mul, query (before the product), einsum; operator: one node
-    # softcap, island_qk, island_softmax, add_mask, where_mask, nan_guard, nan_guard_full, dropout, clip, written_out
+    # softcap, island_qk, island_softmax, add_mask, where_mask, nan_guard, nan_guard_full, dropout, clip, written_out,
+    # relu (in place of the softmax)
     inside: tuple[str, ...] = ()
     returned: bool = False  # the weights are an output too
     head_dim: int = 64
@@ -125,6 +126,8 @@ def _weights(writer: _Writer, x: str, layer: Layer) -> str:
         x = writer.add("Where", "keep", x, writer.const(-60000.0))
     if "island_softmax" in inside:
         x = writer.add("Cast", x, to=TensorProto.FLOAT)
+    if "relu" in inside:  # no attention, and T x T all the same
+        return writer.add("Relu", x)
     x = _written_out(writer, x) if "written_out" in inside else writer.add("Softmax", x, axis=-1)
     if "island_softmax" in inside:
         x = writer.add("Cast", x, to=narrow)

@@ -130,6 +130,14 @@ def test_a_model_of_fixed_sizes_is_judged_by_one_matrix_of_scores(tmp_path: Path
     assert "no size follows T" in report.text()
 
 
+def test_where_the_whole_model_says_otherwise_it_is_told(tmp_path: Path) -> None:
+    report = linted(tmp_path, [Layer(), Layer(inside=("relu",))])
+    assert [region.verdict for region in report.regions] == ["fused"]
+    assert [whole.verdict for whole in report.whole] == ["unfused"]
+    (note,) = report.notes
+    assert note.startswith("disagreement on sm89: every attention is fused by itself, but the whole model plans memory")
+
+
 def test_a_model_without_attention_is_not_called_good(tmp_path: Path) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT16, ["batch", "seq", 8]) for n in "xy")

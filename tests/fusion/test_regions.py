@@ -82,3 +82,13 @@ def test_a_contrib_operator_is_a_region(tmp_path: Path) -> None:
     (region,) = find_regions(graph_of(tmp_path, model))
     assert region.is_operator
     assert region.anchor.name == "m"
+
+
+def test_small_numbers_beside_the_file_are_constants_too(tmp_path: Path) -> None:
+    model = encoder([Layer(scores="mul")])
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    graph = sized_graph(load_structure(tmp_path / "m.onnx"), {"batch": 2, "seq": 256})
+    (region,) = find_regions(graph)
+    made = cut(graph, region)
+    assert made is not None
+    assert [onnx.numpy_helper.to_array(tensor).tolist() for tensor in made.model.graph.initializer] == [[0.125]]

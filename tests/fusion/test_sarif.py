@@ -1,5 +1,7 @@
 """SARIF 2.1.0 by the properties that its schema requires, on a report made by hand."""
 
+from dataclasses import replace
+
 from attnbench.fusion.lint_report import Culprit, LintReport, RegionVerdict, WholeVerdict
 from attnbench.fusion.sarif import as_sarif
 
@@ -57,3 +59,18 @@ def test_the_text_tells_every_layer_and_the_whole() -> None:
         "  layer 2 (c): refused: no kernel",
         "  whole model: refused: no kernel",
     ]
+
+
+def test_architectures_with_equal_verdicts_are_told_once() -> None:
+    both = [replace(region, arch=arch) for arch in ("sm89", "sm120") for region in REPORT.regions]
+    report = replace(REPORT, archs=("sm89", "sm120"), regions=tuple(both), whole=())
+    assert report.text().splitlines()[1] == "sm89, sm120:"
+    assert len(report.text().splitlines()) == 5
+    other = replace(report, regions=(*both[:-1], replace(both[-1], verdict="fused", words="")))
+    assert [line for line in other.text().splitlines() if line.startswith("sm")] == ["sm89:", "sm120:"]
+
+
+def test_equal_neighbours_are_told_once() -> None:
+    first = REPORT.regions[0]
+    report = replace(REPORT, regions=tuple(replace(first, layer=n, node=f"{n}/Softmax") for n in range(12)), whole=())
+    assert report.text().splitlines()[2:] == ["  layers 0-11 (0/Softmax .. 11/Softmax): fused [0.0 -> 0.0 MB]"]
