@@ -7,7 +7,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attnbench_runtimes.cuda_driver import LIBRARY
@@ -59,6 +59,27 @@ def why_driver_too_old(libraries: Iterable[str], runtime: str, driver: tuple[int
         driver: of `cuda_version`.
     """
     wanted = {int(found[1]): name for name in libraries if (found := _CUDA_MAJOR.match(name))}
+    return _why_too_old(wanted, runtime, driver)
+
+
+def why_driver_too_old_for(package: str, driver: tuple[int, int] | None) -> tuple[str, str]:
+    """As `why_driver_too_old`, of a package that comes as one distribution for each CUDA: `tensorrt-rtx-cu13`.
+
+    Args:
+        package: `tensorrt-rtx`.
+        driver: of `cuda_version`.
+    """
+    named = re.compile(rf"^{re.escape(package)}-cu(\d+)$")
+    wanted, version = {}, ""
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
+        if found := named.match(name):
+            wanted[int(found[1])], version = name, distribution.version
+    return _why_too_old(wanted, f"{package} {version}", driver)
+
+
+def _why_too_old(wanted: Mapping[int, str], runtime: str, driver: tuple[int, int] | None) -> tuple[str, str]:
+    """wanted: major version of CUDA -> what shows that it is needed."""
     if driver is None or not wanted or max(wanted) <= driver[0]:
         return "", ""
     major = max(wanted)

@@ -14,6 +14,13 @@ ORT = "onnxruntime-gpu 1.31.1"
 LINKED = ["libcudnn.so.9", "libcufft.so.12", "libcublasLt.so.13", "libcublas.so.13"]
 
 
+class Installed:
+    """A distribution of `importlib.metadata`, as far as it is asked."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self.name, self.version = name, version
+
+
 class Driver:
     """`libcuda.so.1` of one GPU."""
 
@@ -87,6 +94,16 @@ def test_libraries_that_count_for_themselves_say_nothing_of_cuda() -> None:
     assert gpu_stack.why_driver_too_old(["libcufft.so.12", "libcudnn.so.9"], ORT, (8, 0)) == ("", "")
 
 
+def test_a_driver_older_than_the_cuda_of_a_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Installed("tensorrt_cu12", "10.9.0"), Installed("tensorrt_rtx_cu13", "1.7.1.116")]
+    monkeypatch.setattr(gpu_stack.importlib.metadata, "distributions", lambda: found)
+    reason, fix = gpu_stack.why_driver_too_old_for("tensorrt-rtx", (12, 4))
+    assert reason == "NVIDIA's driver runs CUDA 12.4, tensorrt-rtx 1.7.1.116 needs CUDA 13 (tensorrt-rtx-cu13)"
+    assert fix == "update NVIDIA's driver to 580 or newer"
+    assert gpu_stack.why_driver_too_old_for("tensorrt", (12, 4)) == ("", "")
+    assert gpu_stack.why_driver_too_old_for("openvino", (8, 0)) == ("", "")
+
+
 @pytest.mark.parametrize(
     ("lacking", "installed", "expected"),
     [
@@ -103,14 +120,10 @@ def test_a_tensorrt_of_another_version_is_named(lacking: list[str], installed: s
 
 
 def test_tensorrt_rtx_is_not_taken_for_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fake:
-        def __init__(self, name: str, version: str) -> None:
-            self.name, self.version = name, version
-
-    both = [Fake("tensorrt-rtx", "1.7.1"), Fake("tensorrt_rtx_cu13", "1.7.1")]
+    both = [Installed("tensorrt-rtx", "1.7.1"), Installed("tensorrt_rtx_cu13", "1.7.1")]
     monkeypatch.setattr(gpu_stack.importlib.metadata, "distributions", lambda: both)
     assert gpu_stack.installed_tensorrt() is None
-    both.append(Fake("tensorrt_cu13", "10.14.1"))
+    both.append(Installed("tensorrt_cu13", "10.14.1"))
     assert gpu_stack.installed_tensorrt() == "10.14.1"
 
 
