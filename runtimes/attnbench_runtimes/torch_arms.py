@@ -132,6 +132,8 @@ def _pinned(backend: str | None) -> contextlib.AbstractContextManager[Any]:
 class TorchSession:
     """The module and the tensors that it is called with."""
 
+    replays_graph = False  # torch.compile captures CUDA graphs in another mode only
+
     def __init__(self, runtime: TorchRuntime, problem: Problem, settings: Settings) -> None:
         from attnbench.torch_model import InPlaceDecodeStep, build_module
 
@@ -145,6 +147,7 @@ class TorchSession:
         self._cache: Sequence[Any] = ()
         self._kernel: tuple[str, dict[str, int]] | None = None
         self._compiled_shapes: list[tuple[int, ...]] = []
+        self._queue: Callable[[], None] | None = None
         self._build_ms: float | None = None
         if runtime.compiled:
             self._tensors = self._placed(make_inputs(problem))
@@ -183,9 +186,9 @@ class TorchSession:
         self._output = self._kernel = None
         if self._runtime.compiled and self._compiled_shapes != [tuple(t.shape) for t in self._tensors]:
             self._compile()
-        run, tensors, wait = self._run, self._tensors, torch_settings.waiting(self._settings)
+        run, tensors = self._run, self._tensors
 
-        def call() -> None:
+        def queue() -> None:
             self._output, self._cache = None, ()  # their memory serves the next ones, as in an application
             try:
                 found = run(*tensors)
@@ -193,7 +196,6 @@ class TorchSession:
                     self._output, *self._cache = found
                 else:
                     self._output = found
-                wait()
             except RuntimeError as err:
                 if binding.is_out_of_memory(err):
                     raise MemoryError(str(err)) from err
@@ -202,7 +204,30 @@ class TorchSession:
                     raise UnsupportedError(words) from err
                 raise
 
+        self._queue = queue
+        if self._settings.device == "cpu":
+            return queue
+        wait = torch_settings.waiting(self._settings)
+
+        def call() -> None:
+            queue()
+            wait()
+
         return call
+
+    @property
+    def stream(self) -> int:
+        """The stream of a GPU that calls are queued on."""
+        return torch_settings.stream(self._settings)
+
+    def enqueue(self) -> None:
+        """Queue a call on the GPU without waiting for it."""
+        assert self._queue is not None, "nothing is bound"
+        self._queue()
+
+    def synchronize(self) -> None:
+        """Wait until the GPU is done."""
+        torch_settings.waiting(self._settings)()
 
     def _placed(self, inputs: Mapping[str, Array]) -> tuple[Any, ...]:
         """The inputs as tensors on the device."""

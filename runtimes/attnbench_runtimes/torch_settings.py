@@ -74,6 +74,13 @@ def waiting(settings: Settings) -> Callable[[], object]:
     return functools.partial(torch.cuda.synchronize, settings.device)
 
 
+def stream(settings: Settings) -> int:
+    """The cudaStream_t that torch queues its work on; 0 is the default one."""
+    import torch
+
+    return int(torch.cuda.current_stream(settings.device).cuda_stream)
+
+
 def precision(dtypes: Set[str], settings: Settings) -> str:
     """In what torch computes products of tensors of these dtypes: in the only one; fp32 in TF32 where it may."""
     (found,) = dtypes if len(dtypes) == 1 else (UNKNOWN,)

@@ -173,6 +173,30 @@ def test_a_decode_step_writes_into_its_cache_and_is_right_every_time(runtime, ma
         np.testing.assert_allclose(session.outputs(), wanted, rtol=0, atol=1e-5)
 
 
+def test_the_stream_is_the_one_that_torch_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = create_autospec(torch.cuda.current_stream)
+    current.return_value.cuda_stream = 0x77
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    assert torch_settings.stream(Settings(device="cuda:1")) == 0x77
+    current.assert_called_once_with("cuda:1")
+
+
+def test_queueing_a_call_is_the_call_without_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, waits = small(), []
+    with TorchSdpa().load(problem, None, Settings()) as session:
+        session.bind(make_inputs(problem))()
+        expected = session.outputs()
+        monkeypatch.setattr(torch_settings, "waiting", lambda settings: lambda: waits.append(settings.device))
+        session._settings = Settings(device="cuda:0")  # where a call waits; its tensors stay where they are
+        monkeypatch.setattr(session, "_placed", lambda inputs: session._tensors)
+        call = session.bind(make_inputs(problem))
+        session.enqueue()
+        assert (waits, np.array_equal(session.outputs(), expected)) == ([], True)
+        session.synchronize()
+        call()
+        assert waits == ["cuda:0", "cuda:0"]
+
+
 def test_without_cuda_the_probe_says_why_and_leaves_the_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
