@@ -57,6 +57,17 @@ _MARK = "attnbench asks: "
 _MAX_LINES = 64  # of what an interpreter may print by itself before it answers
 
 
+_ANOTHER = "name the python of an environment that has the runtime"
+
+
+class UnfitError(UnavailableError):
+    """A Python that cannot run workers: `reason`, and `fix`, what to do about it."""
+
+    def __init__(self, reason: str, fix: str = _ANOTHER) -> None:
+        super().__init__(f"{reason}: {fix}")
+        self.reason, self.fix = reason, fix
+
+
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
     """What another Python says of itself."""
@@ -188,8 +199,8 @@ def _probe(name: str, python: str, timeout_s: float) -> "Probe":
 
     try:
         interpreter = describe(python)
-    except UnavailableError as err:
-        return Probe(available=False, reason=str(err))
+    except UnfitError as err:
+        return Probe(available=False, reason=err.reason, fix=err.fix)
     answer = plugins.ask("runtime", name, [*launcher(python, name, "-E"), "attnbench.plugins"], timeout_s)
     fix = re.sub(r"(^|&& )pip ", rf"\1{python} -m pip ", answer.fix)
     if fix == plugins.show_command("runtime", name):
@@ -202,23 +213,21 @@ def describe(python: str) -> Interpreter:
     """Ask a Python what it is.
 
     Raises:
-        UnavailableError: it cannot run workers; the message says why in a sentence.
+        UnfitError: it cannot run workers; the message says why in a sentence.
     """
     found = _asked(python)
     version = found["python_version"]
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < LEAST_PYTHON:
-        raise UnavailableError(
-            f"{python} is Python {version}; workers need {'.'.join(map(str, LEAST_PYTHON))} or later: name another one"
-        )
+        raise UnfitError(f"{python} is Python {version}; workers need {'.'.join(map(str, LEAST_PYTHON))} or later")
     if found["architecture"] != platform.machine() or found["is_64bit"] != (sys.maxsize > 2**32):
         bits = "" if found["is_64bit"] else ", 32-bit"
-        raise UnavailableError(
-            f"{python} is a Python for {found['architecture']}{bits}, this one is for {platform.machine()}: emulated "
-            "code is not timed; name a native one"
+        raise UnfitError(
+            f"{python} is a Python for {found['architecture']}{bits}, this one is for {platform.machine()}: what is "
+            "emulated is not timed"
         )
     if found["no_numpy"]:
         why = plugins.one_line(found["no_numpy"])
-        raise UnavailableError(f"{python} cannot import NumPy ({why}): run {python} -m pip install numpy")
+        raise UnfitError(f"{python} cannot import NumPy ({why})", f"{python} -m pip install numpy")
     return Interpreter(
         python=python, python_version=version, implementation=found["implementation"], versions=found["versions"]
     )
@@ -232,13 +241,11 @@ def _asked(python: str) -> dict[str, Any]:
         )
     except FileNotFoundError as err:
         missing = "does not exist" if not Path(python).exists() else "names a program that does not exist"
-        raise UnavailableError(f"{python} {missing}: name the python of an environment") from err
+        raise UnfitError(f"{python} {missing}") from err
     except PermissionError as err:
-        raise UnavailableError(f"{python} cannot be executed: name the python of an environment, no folder") from err
+        raise UnfitError(f"{python} cannot be executed") from err
     except OSError as err:
-        raise UnavailableError(
-            f"{python} is no program for this machine ({err.strerror}): name a python for {platform.machine()}"
-        ) from err
+        raise UnfitError(f"{python} is no program for this machine ({err.strerror})") from err
     assert child.stdout is not None
     try:
         blob, timed_out = plugins.listen(child.stdout.fileno(), child, _MAX_LINES, time.monotonic() + ASK_TIMEOUT_S)
@@ -257,12 +264,12 @@ def _answer_in(python: str, blob: bytes, code: int | None) -> dict[str, Any]:
                 found: dict[str, Any] = json.loads(line.removeprefix(_MARK))
                 return found
     if code is None:
-        raise UnavailableError(f"{python} had not said what it is after {ASK_TIMEOUT_S:g} s and was killed")
+        raise UnfitError(f"{python} had not said what it is after {ASK_TIMEOUT_S:g} s and was killed")
     if blob:
         printed = plugins.one_line(blob.decode(errors="replace"), 60)
-        raise UnavailableError(f"{python} is no Python: asked what it is, it printed {printed!r}")
+        raise UnfitError(f"{python} is no Python: asked what it is, it printed {printed!r}")
     ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    raise UnavailableError(f"{python} is no Python that works: asked what it is, it {ended} without an answer")
+    raise UnfitError(f"{python} is no Python that works: asked what it is, it {ended} without an answer")
 
 
 def launcher(python: str, runtime: str, *flags: str) -> list[str]:

@@ -145,13 +145,21 @@ def test_preloading_what_is_not_there_names_the_python(ours: str) -> None:
 
 def test_a_python_without_numpy(tmp_path: Path) -> None:
     python = make_python(tmp_path / "bare", {})
-    assert why_not(python) == (
-        f"{python} cannot import NumPy (No module named 'numpy'): run {python} -m pip install numpy"
-    )
+    assert why_not(python) == (f"{python} cannot import NumPy (No module named 'numpy'): {python} -m pip install numpy")
+
+
+def test_a_python_that_is_unfit_has_its_own_way_out(tmp_path: Path) -> None:
+    python = make_python(tmp_path / "bare", {})
+    found = interpreters.probe_runtimes([f"ort-cpu@{python}", "ort-cpu@/no/python"])
+    assert found[f"ort-cpu@{python}"].fix == f"{python} -m pip install numpy"
+    assert found["ort-cpu@/no/python"].reason == "/no/python does not exist"
+    assert found["ort-cpu@/no/python"].fix == "name the python of an environment that has the runtime"
 
 
 def test_a_path_without_a_program(tmp_path: Path) -> None:
-    assert "does not exist: name the python of an environment" in why_not(str(tmp_path / "no" / "python"))
+    assert "does not exist: name the python of an environment that has the runtime" in why_not(
+        str(tmp_path / "no" / "python")
+    )
     assert "cannot be executed" in why_not(str(tmp_path))
     (tmp_path / "text").write_text("no program", encoding="utf-8")
     assert "cannot be executed" in why_not(str(tmp_path / "text"))
@@ -180,7 +188,9 @@ def test_a_program_that_hangs_is_killed(script: Script, monkeypatch: pytest.Monk
 
 
 def test_an_old_python(script: Script) -> None:
-    assert "is Python 3.9.7; workers need 3.11 or later" in why_not(script(answer(python_version="3.9.7")))
+    assert "is Python 3.9.7; workers need 3.11 or later: name the python of an environment that has" in why_not(
+        script(answer(python_version="3.9.7"))
+    )
 
 
 def test_a_python_of_another_architecture(script: Script) -> None:

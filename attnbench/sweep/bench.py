@@ -116,7 +116,7 @@ class Bench:
 
     def worker(self, server: ForkServer, log_name: str, *, memory_limit_bytes: int | None = None) -> Worker:
         """A fresh worker under the run's memory limit, or another; what it prints goes to logs/."""
-        log_path = self.run_dir.path / "logs" / f"{log_name}.log"
+        log_path = self.run_dir.path / "logs" / f"{log_name.replace('/', '_')}.log"  # of an interpreter's path
         limit = memory_limit_bytes or self.sweep.memory_limit_bytes
         return Worker(server, memory_limit_bytes=limit, log_path=log_path)
 

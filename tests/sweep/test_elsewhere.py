@@ -11,17 +11,20 @@ import numpy as np
 import pytest
 
 from attnbench import api, inputs
-from attnbench.errors import RecordsError
+from attnbench.errors import RecordsError, WorkerError
+from attnbench.measure import environment
 from attnbench.records import Record
 from attnbench.sweep import elsewhere, grid, runner
+from attnbench.sweep.bench import Bench
 from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
+from attnbench.sweep.workers import ForkServers
 from tests.conftest import make_installer
 from tests.other_python import install, make_python
 from tests.sweep import fakes
 
 SETTINGS: dict[str, Any] = {
-    "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "time_budget_s": 30.0,
+    "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "time_budget_s": 20.0,
     "timeout_s": 60.0, "threads": 1, "exporters": ("onnx-attention",),
 }  # fmt: skip
 
@@ -139,17 +142,38 @@ def test_workers_elsewhere_die_and_hang_as_ours_do(bad: dict[str, Record], name:
 def test_an_interpreter_that_is_not_there_is_a_row(bad: dict[str, Record]) -> None:
     row = next(r for r in bad.values() if r.runtime == "good@/no/such/python")
     assert row.status == "unavailable"
-    assert row.reason == "/no/such/python does not exist: name the python of an environment"
+    assert row.reason == "/no/such/python does not exist; name the python of an environment that has the runtime"
+
+
+@pytest.fixture
+def bench(other: str, tmp_path: Path) -> Iterator[Bench]:
+    """Of a run with an arm elsewhere, before anything was run."""
+    runtimes = ("ort-cpu", f"ort-cpu@{other}")
+    sweep = grid.validate({**SETTINGS, "runtimes": runtimes, "baseline": "onnx-attention@ort-cpu"}, where="test")
+    prepared = runner.prepare(sweep)
+    with ForkServers(environment.scrubbed_environment(1)[0]) as servers:
+        yield prepared.make_bench(
+            sweep=prepared.sweep, threads=1, arms=prepared.arms, runtime_probes=prepared.runtime_probes,
+            exporter_probes=prepared.exporter_probes, run_dir=RunDirectory.create(tmp_path / "run"), servers=servers,
+            run_id="test",
+        )  # fmt: skip
 
 
 def test_another_numpy_that_draws_other_inputs_is_refused(
-    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert elsewhere.check_interpreters(bench) == {}
     monkeypatch.setattr(inputs, "fingerprint", lambda: {"sha256": "another"})
-    found = run(tmp_path / "run", runtimes=("ort-cpu", f"ort-cpu@{other}"), baseline="onnx-attention@ort-cpu")
-    assert found["onnx-attention@ort-cpu"].status == "ok"
-    row = found["onnx-attention@ort-cpu[ort999=9.9.9]"]
-    assert row.status == "unavailable"
-    assert f"draws other inputs than NumPy {np.__version__} here" in row.reason
-    manifest = RunDirectory.open(tmp_path / "run").read_manifest()
-    assert not manifest["runtimes"][f"ort-cpu@{other}"]["available"]
+    refused = elsewhere.check_interpreters(bench)
+    assert list(refused) == [f"ort-cpu@{other}"]
+    assert f"draws other inputs than NumPy {np.__version__} here" in refused[f"ort-cpu@{other}"].reason
+    assert not bench.runtime_probes[f"ort-cpu@{other}"].available
+    assert bench.runtime_probes["ort-cpu"].available
+
+
+def test_what_a_worker_elsewhere_prints_is_kept_though_its_name_has_a_path(bench: Bench, other: str) -> None:
+    name = f"ort-cpu@{other}"
+    with bench.worker(bench.server("runtime", name), f"verify-{name}") as worker, pytest.raises(WorkerError):
+        worker.ask("importlib:import_module", timeout_s=30.0, name="no_such_module")
+    (log,) = (bench.run_dir.path / "logs").glob("verify-*.log")
+    assert "No module named 'no_such_module'" in log.read_text(encoding="utf-8")
