@@ -14,7 +14,7 @@ from attnbench.report.text import fmt_bytes
 _CLASS = {FUSED: "fused", UNFUSED: "unfused", REFUSED: "refused", UNSUPPORTED: "unsupported", FAILED: "failed"}
 _CSS = """
 .fusion td{padding:3px 7px;border:2px solid var(--card);text-align:center;border-radius:4px}
-.fusion thead th{position:static;text-align:center;white-space:normal;max-width:7em}
+.fusion thead th{position:static;text-align:center;white-space:normal;padding:3px 5px}
 .fusion thead th:first-child{text-align:left}
 .fused{background:var(--f2)}.unfused{background:var(--s3);font-weight:700;color:#1c2025}
 .refused{background:var(--edge)}.unsupported{background:var(--even);color:var(--muted)}.failed{background:var(--bad);color:#fff}

@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from attnbench.fusion.matrix import Matrix
 from attnbench.fusion.questions import FP8, Question
@@ -64,13 +64,15 @@ def matrix_text(matrix: Matrix, *, width: int) -> str:
         f"{2 * plan.seq_len}. {len(plan.questions)} questions x {len(plan.archs)} architectures: {counts}"
     )
     lines = textwrap.wrap(title, width)
-    lines += [f"  {MARKS[verdict]}  {MEANING[verdict]}" for verdict in MARKS if verdict in matrix.counts]
+    keys = {MARKS[verdict]: MEANING[verdict] for verdict in MARKS if verdict in matrix.counts}
     if any(answer.strict == REFUSED for answer in matrix.answers):
-        lines += textwrap.wrap(STRICT_REFUSED, width, initial_indent="  *  ", subsequent_indent="     ")
+        keys["*"] = STRICT_REFUSED
+    for key, meaning in keys.items():
+        lines += textwrap.wrap(f"  {key}  {meaning}", width, subsequent_indent="     ")
     recipes = dict.fromkeys(question.recipe for question in plan.questions)
     lines += ["", *textwrap.wrap("; ".join(f"{SHORT[recipe]} = {recipe}" for recipe in recipes), width)]
     for archs, answers in fold(matrix):
-        lines += ["", ", ".join(archs), *_table(answers)]
+        lines += ["", ", ".join(archs), *_table(answers, width)]
     lines += _groups("The two witnesses differ:", [a for a in matrix.answers if a.disagreement], width)
     for verdict, head in ((REFUSED, "Refused:"), (UNSUPPORTED, "Not written:"), (FAILED, "Failed:")):
         lines += _groups(head, [a for a in matrix.answers if a.verdict == verdict], width)
@@ -91,19 +93,39 @@ def axes(answers: dict[Question, Answer]) -> tuple[list[str], list[tuple[str, st
     return list(dict.fromkeys(q.row for q in answers)), columns, cells
 
 
-def _table(answers: dict[Question, Answer]) -> list[str]:
+def _table(answers: dict[Question, Answer], width: int) -> list[str]:
+    """One table, or several below each other where its columns do not fit."""
     rows, columns, cells = axes(answers)
     left = max(map(len, rows)) + 1
-    widths = [max(len(dtype), len(SHORT[recipe])) + 1 for dtype, recipe in columns]
+    lines, start = [], 0
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and left + sum(map(_cell_width, columns[start : end + 1])) <= width:
+            end += 1
+        lines += [*([""] if start else []), *_columns(rows, columns[start:end], cells, left)]
+        start = end
+    return lines
+
+
+def _columns(
+    rows: Sequence[str], columns: Sequence[tuple[str, str]], cells: Mapping[tuple[str, object], Answer], left: int
+) -> list[str]:
+    """Some columns, and the rows that have something in them."""
     heads = [
         [dtype if not i or columns[i - 1][0] != dtype else "" for i, (dtype, _) in enumerate(columns)],
         [SHORT[recipe] for _, recipe in columns],
     ]
-    lines = [" " * left + "".join(f"{h:>{w}}" for h, w in zip(head, widths, strict=True)) for head in heads]
-    for row in rows:
-        found = [mark(cells.get((row, column))) for column in columns]
-        lines.append(f"{row:{left}}" + "".join(f"{text:>{w}}" for text, w in zip(found, widths, strict=True)))
-    return lines
+    body = [(row, [mark(cells.get((row, column))) for column in columns]) for row in rows]
+    return [
+        f"{name:{left}}"
+        + "".join(f"{text:>{_cell_width(column)}}" for text, column in zip(found, columns, strict=True))
+        for name, found in [("", heads[0]), ("", heads[1]), *body]
+        if any(found)
+    ]
+
+
+def _cell_width(column: tuple[str, str]) -> int:
+    return max(len(column[0]), len(SHORT[column[1]])) + 1
 
 
 def short_words(words: str) -> str:

@@ -36,10 +36,20 @@ class Answer:
     def disagreement(self) -> str:
         """What the two witnesses say where they differ; empty where not."""
         if self.strict == BUILDS and self.verdict == UNFUSED:
-            return "builds as strict attention, yet its memory grows with T x T"
+            return f"builds as strict attention, yet its memory grows with T x T{self._made_mask}"
         if self.strict == REFUSED and self.verdict == FUSED:
             return "refused as strict attention, yet its memory grows linearly when it may be taken apart"
         return ""
+
+    @property
+    def _made_mask(self) -> str:
+        """What explains one matrix: rule and bias are joined to a mask for every head before the attention."""
+        mask = self.question.problem(1).masking
+        is_made = mask.position and mask.form is not None and "num_heads" in mask.form.dims
+        is_one = self.score_matrices is not None and round(self.score_matrices) == 1
+        return (
+            ", as much as the mask for every head that the graph makes of rule and bias" if is_made and is_one else ""
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: one flat row."""

@@ -41,6 +41,19 @@ def test_architectures_with_equal_verdicts_share_a_table_within_80_columns() -> 
     )
 
 
+def test_columns_that_do_not_fit_come_below_and_rows_without_marks_are_left_out() -> None:
+    whole = made_matrix()
+    more = [Question(dtype="fp8", recipe=recipe) for recipe in ("fp8-qkpv", "fp8-qk")]
+    questions = (*QUESTIONS, *more)
+    answers = [made_answer(question, arch) for question in questions for arch in ARCHS]
+    found = replace(whole, plan=replace(whole.plan, questions=questions), answers=answers)
+    shown = text.matrix_text(found, width=40)
+    assert max(map(len, shown.splitlines())) <= 40
+    below = "\n\n              fp8\n               qk\nhead_dim 64     x\n\n"
+    assert shown.count(below) == 2
+    assert below not in text.matrix_text(found, width=80)
+
+
 def test_one_question_is_answered_in_a_sentence_for_equal_answers() -> None:
     asked = [Question(dtype="fp16"), Question(dtype="fp16", recipe="onnx-attention")]
     whole = made_matrix()

@@ -35,6 +35,21 @@ def test_the_witnesses_disagree_only_where_one_says_fused() -> None:
     assert [said(*pair) for pair in agreeing] == [""] * 5
 
 
+def test_a_mask_for_every_head_explains_one_matrix_and_no_second_one() -> None:
+    def said(question: Question, matrices: float) -> str:
+        lens, arch = (2048, 4096), "sm89"
+        return Answer(
+            question=question, arch=arch, seq_lens=lens, strict=BUILDS, verdict=UNFUSED, score_matrices=matrices
+        ).disagreement
+
+    joined = Question(mask="bias_1hqk", causal=True)
+    assert said(joined, 1.04).endswith(
+        "T x T, as much as the mask for every head that the graph makes of rule and bias"
+    )
+    for question, matrices in ((joined, 2.04), (Question(mask="bias_1hqk"), 1.0), (Question(causal=True), 1.0)):
+        assert said(question, matrices).endswith("grows with T x T")
+
+
 def test_an_answer_survives_being_written_as_one_flat_row() -> None:
     answer = Answer(
         question=Question(heads="mqa"), arch="sm80", verdict=UNFUSED, seq_lens=(2048, 4096),
