@@ -70,7 +70,10 @@ def matrix_text(matrix: Matrix, *, width: int) -> str:
     for key, meaning in keys.items():
         lines += textwrap.wrap(f"  {key}  {meaning}", width, subsequent_indent="     ")
     recipes = dict.fromkeys(question.recipe for question in plan.questions)
-    lines += ["", *textwrap.wrap("; ".join(f"{SHORT[recipe]} = {recipe}" for recipe in recipes), width)]
+    lines += [
+        "",
+        *textwrap.wrap("; ".join(f"{SHORT[recipe]} = {recipe}" for recipe in recipes), width, break_on_hyphens=False),
+    ]
     for archs, answers in fold(matrix):
         lines += ["", ", ".join(archs), *_table(answers, width)]
     lines += _groups("The two witnesses differ:", [a for a in matrix.answers if a.disagreement], width)
