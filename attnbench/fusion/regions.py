@@ -53,17 +53,23 @@ def is_data(node: Any) -> bool:
     return node.op_type not in _SHAPE_ONLY
 
 
-def _product_above(graph: SizedGraph, tensor: str, depth: int = 0) -> Any | None:
-    """The product of two computed tensors that a tensor comes from, without another softmax or layer between."""
-    node = graph.producers.get(tensor)
-    if node is None or depth > _BETWEEN or not is_data(node):
-        return None
-    if node.op_type in PRODUCTS:
-        operands = node.input[:2]
-        return node if len(operands) == 2 and not any(map(graph.is_stored, operands)) else None
-    if node.op_type in _SOFTMAXES or node.op_type.endswith("Normalization"):
-        return None
-    return next(filter(None, (_product_above(graph, name, depth + 1) for name in node.input if name)), None)
+def _product_above(graph: SizedGraph, tensor: str) -> Any | None:
+    """The nearest product of two computed tensors above a tensor, without another softmax or layer between."""
+    level, seen = [tensor], {tensor}
+    for _ in range(_BETWEEN):
+        above = [node for node in map(graph.producers.get, level) if node is not None and is_data(node)]
+        for node in above:
+            operands = node.input[:2]
+            if node.op_type in PRODUCTS and len(operands) == 2 and not any(map(graph.is_stored, operands)):
+                return node
+        passed = [node for node in above if not _ends_search(node)]
+        level = [name for name in dict.fromkeys(n for node in passed for n in node.input if n) if name not in seen]
+        seen.update(level)
+    return None
+
+
+def _ends_search(node: Any) -> bool:
+    return node.op_type in PRODUCTS or node.op_type in _SOFTMAXES or node.op_type.endswith("Normalization")
 
 
 def _product_below(graph: SizedGraph, tensor: str) -> Any | None:

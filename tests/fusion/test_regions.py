@@ -92,3 +92,14 @@ def test_small_numbers_beside_the_file_are_constants_too(tmp_path: Path) -> None
     made = cut(graph, region)
     assert made is not None
     assert [onnx.numpy_helper.to_array(tensor).tolist() for tensor in made.model.graph.initializer] == [[0.125]]
+
+
+def test_a_graph_of_many_ways_is_searched_once(tmp_path: Path) -> None:
+    """Above this softmax are 3 ** 400 ways."""
+    last, nodes = "x", []
+    for number in range(400):
+        nodes.append(helper.make_node("Max", [last] * 3, [f"a{number}"]))
+        last = f"a{number}"
+    nodes.append(helper.make_node("Softmax", [last], ["y"]))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq"]) for name in "xy")
+    assert find_regions(graph_of(tmp_path, helper.make_model(helper.make_graph(nodes, "g", [x], [y])))) == []
