@@ -84,6 +84,21 @@ class Facts:
     detail: Mapping[str, Any] = field(default_factory=dict)  # providers, placement, kernels: shown in the report
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompiledFacts:
+    """What a compiler says of a file at one problem's sizes, where nothing can run."""
+
+    runtime_version: str
+    device: str  # the architecture compiled for: "sm89"
+    planned_activation_bytes: int  # device memory that a call at these sizes takes beside weights, inputs and outputs
+    artifact_bytes: int  # of the engine
+    build_ms: float  # parsing and compiling
+    compute_precision: str  # "fp32", "fp16", "bf16", "tf32"
+    attention_kernel: str = UNKNOWN  # fused, unfused, unknown
+    kernel_evidence: str = ""  # "compiler"; empty with unknown
+    detail: Mapping[str, Any] = field(default_factory=dict)  # shown in the report
+
+
 class Exporter(Protocol):
     """Turns the reference block into a file. Stateless; constructing one imports nothing heavy."""
 
@@ -255,6 +270,18 @@ class DeviceSession(Session, Protocol):
 
     def synchronize(self) -> None:
         """Wait until everything on `stream` is done."""
+        ...
+
+
+class CompilingRuntime(Runtime, Protocol):
+    """A runtime that can compile where it cannot run: its probe is then available, and says why in `compiles_only`."""
+
+    def compile(self, problem: Problem, artifact: Artifact, settings: Settings) -> CompiledFacts:
+        """Compile for exactly this problem's sizes; nothing runs.
+
+        Raises:
+            UnsupportedError: the parser or the compiler refuses the file; the message is its own.
+        """
         ...
 
 

@@ -16,6 +16,7 @@ Status = Literal[
     "ok", "mismatch", "compiled", "unsupported", "unavailable", "oom", "timeout", "crashed", "error", "skipped"
 ]
 STATUSES: tuple[str, ...] = get_args(Status)
+COMPILES_ONLY = "compiles_only"  # a flag: the arm can be compiled here and not run
 FAILED: frozenset[str] = frozenset({"mismatch", "crashed", "error", "timeout"})  # exit code 1
 
 
@@ -91,7 +92,7 @@ class Record(BaseModel):
     bytes_min: int | None = None
     gbytes_per_s: float | None = None
     tokens_per_s: float | None = None
-    flags: list[str] = []  # contended, throttled, device_shared, beats_roofline, other_kernel
+    flags: list[str] = []  # contended, throttled, device_shared, beats_roofline, other_kernel, compiles_only
     empty_reasons: dict[str, str] = {}  # column -> why it is empty
     seed: int
     attnbench_version: str

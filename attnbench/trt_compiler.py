@@ -5,6 +5,7 @@ The two bindings have the same names, so that one piece of code serves both.
 """
 
 import importlib
+import importlib.util
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,11 @@ def load_module(name: str = RTX) -> Any:
         raise UnavailableError(f"{package} cannot be imported: {' '.join(str(err).split())}") from err
 
 
+def is_installed(name: str = RTX) -> bool:
+    """Is the compiler's package there? It is not imported."""
+    return importlib.util.find_spec(name) is not None
+
+
 def parse_archs(text: str) -> tuple[str, ...]:
     """The architectures of `sm89,sm120`, each once.
 
@@ -123,7 +129,7 @@ def compile_onnx(
     known["build_ms"] = _ms_since(start_ns)
     if engine is None:
         return Compiled(engine=None, stage="compiler", words=log.last_error(), **known)
-    planned = planned_bytes(log.text())
+    planned: dict[str, Any] = {**planned_bytes(log.text())}
     if planned["planned_activation_bytes"] is None:
         raise ExportError(f"{PACKAGES[module]} {trt.__version__} does not tell its memory; take another version")
     cache = config.get_timing_cache() if timing_cache is not None else None
@@ -158,7 +164,7 @@ def _config(trt: Any, builder: Any, arch: str | None, shapes: Shapes, tf32: bool
 def as_range(shape: Shape | tuple[Shape, Shape, Shape]) -> tuple[Shape, Shape, Shape]:
     """Least, usual and largest shape: the same one three times where one is given."""
     first = shape[0] if len(shape) else 0
-    return (shape, shape, shape) if isinstance(first, int) else tuple(shape)  # type: ignore[arg-type,return-value]
+    return (shape, shape, shape) if isinstance(first, int) else tuple(shape)  # type: ignore[return-value]
 
 
 def _mark_attention(trt: Any, network: Any, strict: bool | None) -> bool | None:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from attnbench.analysis.model_dims import Models, following_note
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
-from attnbench.records import Record, known_size
+from attnbench.records import COMPILES_ONLY, Record, known_size
 
 GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
 JUDGED_BY = "judged_by_"  # a flag of rows that an arm judged, its label behind it
@@ -227,10 +227,10 @@ def make_panels(records: Iterable[Record], run_names: Mapping[str, str] | None =
     Runs never share a panel: each has its own noise, clock and set of fastest arms.
 
     Args:
-        records: of one run or of several.
+        records: of one run or of several; those of arms that only compile here are left out.
         run_names: what runs are called, by run_id; without one the run_id is its name.
     """
-    rows = list(records)
+    rows = [r for r in records if COMPILES_ONLY not in r.flags]
     facets: dict[Facet, list[Record]] = defaultdict(list)
     by_geometry: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     models = Models(rows)

@@ -7,8 +7,8 @@ from typing import Any
 
 from attnbench.analysis.crossovers import Rounds
 from attnbench.analysis.groups import Panel, make_panels
-from attnbench.records import Record
-from attnbench.report import tables
+from attnbench.records import COMPILES_ONLY, Record
+from attnbench.report import compiled_text, figures, tables
 from attnbench.report.decisions import decisions, read_rounds
 from attnbench.report.html import by_interest, render
 from attnbench.report.merged import run_names, runs_of
@@ -58,11 +58,12 @@ def build_report(
     files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
     explorer = None
     if all(panel.has_x for panel in panels):
-        explorer = make_explorer(run_dir if sources is None else sources, by_interest(records), panels, manifest)
+        shown = by_interest([r for r in records if COMPILES_ONLY not in r.flags])
+        explorer = make_explorer(run_dir if sources is None else sources, shown, panels, manifest)
         files.problems += [p for p in explorer.problems if p not in files.problems]
     rounds, unread = read_rounds(run_dir if sources is None else sources, panels)
     files.problems += [p for p in unread if p not in files.problems]
-    decided = _decide(panels, manifest, rounds)
+    decided = [*_decide(panels, manifest, rounds), *_compiled(files, run_dir, records)]
     said = [*notices, *files.problems]
     page = render(run_dir.name, records, manifest, panels, pictures, said, decided, explorer=explorer)
     files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))
@@ -80,6 +81,27 @@ def _decide(panels: Sequence[Panel], manifest: Mapping[str, Any], rounds: Rounds
         sections = decisions(mine, run.manifest, rounds)
         found += [replace(s, id=f"{s.id}-{i}", title=f"{s.title}: {run.name}") for s in sections]
     return found
+
+
+def _compiled(files: ReportFiles, run_dir: Path, records: Sequence[Record]) -> list[Section]:
+    """The section of what was only compiled, with its picture where it can be drawn."""
+    section = compiled_text.compiled_section(records)
+    if section is None:
+        return []
+    try:
+        with figures.plotting():
+            figure = compiled_text.draw(records)
+            svg = None if figure is None else figures.save(figure, run_dir / "plots", compiled_text.PICTURE)
+    except ImportError as err:
+        files.problems.append(f"{err.name} is not installed: no picture of planned memory; pip install {err.name}")
+        return [section]
+    except OSError as err:
+        files.problems.append(f"cannot write the picture of planned memory: {err.strerror or err}")
+        return [section]
+    if svg is None:
+        return [section]
+    files.plots += [run_dir / "plots" / f"{compiled_text.PICTURE}.{ending}" for ending in ("svg", "png")]
+    return [replace(section, picture=compiled_text.PICTURE, svg=figures.inline_svg(svg, section.title))]
 
 
 def _attempt(files: ReportFiles, path: Path, write: Callable[[Path], None]) -> Path | None:

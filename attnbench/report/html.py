@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,8 @@ def render(
     )
     environment.globals.update(text=text, figures=findings.figures)
     context = _context(run_name, records, manifest, panels, pictures, said)
-    context |= {"decisions": decisions, "explorer": explorer and _embedded(explorer)}
+    drawn = [replace(s, svg=_Raw(s.svg)) for s in decisions]
+    context |= {"decisions": drawn, "explorer": explorer and _embedded(explorer)}
     return environment.get_template("report.html.j2").render(context)
 
 

@@ -23,3 +23,5 @@ class Section:
     intro: str = ""
     lines: Sequence[str] = ()
     tables: Sequence[Table] = ()
+    picture: str = ""  # a file of plots/ without its ending
+    svg: str = ""  # the same, drawn in the page

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
+from attnbench.report.compiled_text import terminal_lines
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
 from attnbench.report.judged import count_at, how_judged, words_of
 from attnbench.report.merged import run_names
@@ -86,6 +87,7 @@ def _parts(
     hidden = len(troubles) - MAX_TROUBLES
     if hidden > 0:
         parts.append(line(f"{fmt_count(hidden, 'more reason')} in the report", "dim"))
+    parts += [line(text, "dim") for text in terminal_lines(records)]
     parts += [line(text, "bold yellow") for text in (progress_note(records, manifest, run_dir),) if text]
     parts.append(line(" ".join(trust_line(records, manifest)), "dim"))
     return parts

@@ -68,6 +68,7 @@ class Bench:
     run_id: str
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
     meanings: dict[tuple[str, str], str] = field(default_factory=dict)  # arm, static key -> why it does not conform
+    compilations: dict[tuple[str, str], dict[str, Any] | AttnbenchError] = field(default_factory=dict)
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
     _references: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
@@ -231,7 +232,7 @@ class Bench:
             key=lambda item: (bool(item[1].traits.get("checks_only")), interpreters.TRAIT in item[1].traits),
         )
         for name, probe in last:
-            if not (probe.available and probe.traits.get("takes_artifact")):
+            if not (probe.available and probe.traits.get("takes_artifact")) or probe.compiles_only:
                 continue
             try:
                 self._verify_through(name, artifact, sizes)

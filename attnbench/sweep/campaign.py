@@ -8,10 +8,11 @@ from typing import Any
 from attnbench.measure import verdicts
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
-from attnbench.records import Record
-from attnbench.sweep import frontier, refine, rows
+from attnbench.records import COMPILES_ONLY, Record
+from attnbench.sweep import compiling, frontier, refine, rows
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
+from attnbench.sweep.grid import Arm
 from attnbench.sweep.group import Group, oom_key, utc_now
 from attnbench.sweep.plan import EXPORT_SHARE, EXTRA_SHARE, REPORT_S, Budget, Plan, plan_group
 from attnbench.sweep.progress import Progress
@@ -32,6 +33,7 @@ class Campaign:
     manifest: dict[str, Any]
     progress: Progress
     started_s: float  # monotonic
+    beside: Sequence[Problem] = ()  # that are only compiled
     known_oom: dict[str, AnyProblem] = field(default_factory=dict)
     budget: Budget = field(init=False)
 
@@ -51,6 +53,7 @@ class Campaign:
         self.progress.say("export and verify")
         self.export_ahead(finished)
         self.manifest["spent"]["export and verify"] = round(time.monotonic() - began, 2)
+        self._compile(finished)
         for index, problem in enumerate(self.problems):
             if problem.problem_id not in finished:
                 self._grid_group(index, problem)
@@ -67,6 +70,34 @@ class Campaign:
         budget_s = self.bench.sweep.time_budget_s
         ahead = [p for p in [*self.problems, *self.refined] if p.problem_id not in finished]
         self.bench.export_all(ahead, go_on=lambda: budget_s is None or self.elapsed_s < EXPORT_SHARE * budget_s)
+
+    def _compile(self, finished: Set[str]) -> None:
+        """What arms that cannot run here say of every file, and the rows of problems that only they have."""
+        arms = [arm for arm in self.bench.arms if arm.compiles_only]
+        if not arms:
+            return
+        began = time.monotonic()
+        budget_s = self.bench.sweep.time_budget_s
+
+        def has_time() -> bool:
+            return budget_s is None or self.elapsed_s < EXPORT_SHARE * budget_s
+
+        ahead = [p for p in [*self.problems, *self.beside, *self.refined] if p.problem_id not in finished]
+        compiling.compile_ahead(self.bench, ahead, say=self.progress.say, go_on=has_time)
+        for problem in self.beside:
+            if problem.problem_id in finished:
+                continue
+            if not has_time():
+                self.bench.run_dir.append(problem.problem_id, self._skipped(problem, arms), {})
+                continue
+            group = Group(
+                bench=self.bench, problem=problem, progress=self.progress, known_oom=self.known_oom, arms=arms
+            )
+            self.bench.run_dir.append(problem.problem_id, *group.run(0.0))
+        self.manifest["spent"]["compile"] = round(time.monotonic() - began, 2)
+
+    def _case_count(self) -> int:
+        return self.plan.compile_only + (len(self.problems) + len(self.refined)) * len(self.bench.arms)
 
     def _grid_group(self, index: int, problem: AnyProblem) -> None:
         elapsed_s = self.elapsed_s
@@ -102,10 +133,11 @@ class Campaign:
         for phase, seconds in group.phases.items():
             self.manifest["spent"][phase] = round(self.manifest["spent"].get(phase, 0.0) + seconds, 2)
 
-    def _skipped(self, problem: AnyProblem) -> list[Record]:
+    def _skipped(self, problem: AnyProblem, arms: Sequence[Arm] | None = None) -> list[Record]:
         cases = []
-        for arm in self.bench.arms:
+        for arm in self.bench.arms if arms is None else arms:
             case = Case(problem=problem, arm=arm, started_at_utc=utc_now())
+            case.flags += [COMPILES_ONLY] if arm.compiles_only else []
             case.decide("skipped", f"{BUDGET_SPENT}; --resume this run with a longer --time-budget")
             cases.append(case)
         return rows.records_of(self.bench, cases, [])
@@ -136,7 +168,7 @@ class Campaign:
         """A problem of --refine that will have no rows is not one of the run's."""
         self.refined.remove(problem)
         self.manifest["refined"] = [p.as_dict() for p in self.refined]
-        self.manifest["cases_planned"] = (len(self.problems) + len(self.refined)) * len(self.bench.arms)
+        self.manifest["cases_planned"] = self._case_count()
 
     def _extra_group(self, problem: AnyProblem) -> bool:
         """One group beside the grid; False where it does not fit into the time that is left."""
@@ -147,7 +179,7 @@ class Campaign:
         if timing_s is None:
             return False
         self.manifest["refined"] = [p.as_dict() for p in self.refined]
-        self.manifest["cases_planned"] = (len(self.problems) + len(self.refined)) * len(self.bench.arms)
+        self.manifest["cases_planned"] = self._case_count()
         self.bench.run_dir.write_manifest(self.manifest)  # so that --resume knows the group
         self._run_group(problem, timing_s)
         return True

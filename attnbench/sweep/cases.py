@@ -57,6 +57,8 @@ class Case:
     load_ms: float | None = None
     first_call_ms: float | None = None
     build_ms: float | None = None
+    planned_activation_bytes: int | None = None  # of a case that is only compiled
+    engine_bytes: int | None = None  # of the same
     check_ns: int = 0  # of the check's last call, on inputs that the worker had not seen
     peak_host_bytes: int | None = None
     kept_host_bytes: int | None = None

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from attnbench import interpreters, presets
+from attnbench import interpreters, presets, trt_compiler
 from attnbench.errors import InputError
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
@@ -20,9 +20,10 @@ from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
 DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
+DEFAULT_COMPILER = "tensorrt-rtx"  # a default too, where it is installed
 DEFAULT_BASELINE = "torch-sdpa"
-# Arms left out unless a flag names exporters or runtimes: OpenVINO does not load com.microsoft's packed Attention.
-NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino"})
+# Arms left out unless a flag names exporters or runtimes: neither loads com.microsoft's packed Attention.
+NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino", "onnx-contrib@tensorrt-rtx"})
 _SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier", "bias", "stress"})
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
@@ -350,6 +351,7 @@ class Arm:
     runtime: str  # with the path of its interpreter, where that is not ours: "ort-cpu@/opt/ort131/bin/python"
     opset: int | None = None  # as asked; None: the exporter's default
     options: runtime_options.Options = ()
+    compiles_only: bool = False  # here: its runtime compiles and cannot run
     interpreter: tuple[str, str] | None = None  # not ours: name of the environment, version of the runtime in it
 
     @property
@@ -390,6 +392,8 @@ def arms(
     files = [(exporter, opset) for exporter in sweep.exporters or DEFAULT_EXPORTERS for opset in sweep.opset or (None,)]
     chosen: list[Arm] = []
     for runtime in selected_runtimes(sweep):
+        if runtime == DEFAULT_COMPILER and runtime not in takes_artifact:
+            continue
         asked = runtime_options.combinations(sweep.options, runtime)
         for exporter, opset in files if takes_artifact[runtime] else [(TORCH, None)]:
             for options in dict.fromkeys([*asked, ()]):
@@ -408,4 +412,6 @@ def selected_runtimes(sweep: Sweep) -> list[str]:
     names = list(sweep.runtimes or DEFAULT_RUNTIMES)
     baseline = interpreters.split_arm(sweep.baseline)[1].partition("[")[0]
     is_there = baseline in names or interpreters.names_interpreter(sweep.baseline, names)
-    return names if is_there else [*names, baseline]
+    names = names if is_there else [*names, baseline]
+    is_added = not sweep.runtimes and DEFAULT_COMPILER not in names and trt_compiler.is_installed()
+    return [*names, DEFAULT_COMPILER] if is_added else names

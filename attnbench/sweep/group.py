@@ -14,8 +14,8 @@ from attnbench.interfaces import UNKNOWN
 from attnbench.measure import determinism, environment, numerics
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
-from attnbench.records import Record
-from attnbench.sweep import device_arms, rounds, rows, tasks
+from attnbench.records import COMPILES_ONLY, Record
+from attnbench.sweep import compiling, device_arms, rounds, rows, tasks
 from attnbench.sweep.bench import Bench, NoReferenceError, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
@@ -41,13 +41,18 @@ class Group:
     judges: dict[str, Any] = field(default_factory=dict)
     stress: Stress | None = None  # where it was asked
     measures_memory: bool = True
+    arms: Sequence[Arm] | None = None  # None: all of the run's
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent, by phase
 
     def run(self, budget_s: float) -> tuple[list[Record], Samples]:
         """Every case's record, and the raw samples."""
-        self.cases = [self._opened(arm) for arm in self.bench.arms]
+        self.cases = [self._opened(arm) for arm in (self.bench.arms if self.arms is None else self.arms)]
         with self._phase("export and verify"):
             self._make_artifacts()
+        with self._phase("compile"):
+            for case in self.cases:
+                if case.arm.compiles_only and case.is_open:
+                    compiling.compile_case(self.bench, case)
         with self._phase("reference"):
             self._make_reference()
         with ExitStack() as stack:
@@ -78,6 +83,8 @@ class Group:
         case = Case(problem=self.problem, arm=arm, started_at_utc=utc_now())
         probe = self.bench.runtime_probes[arm.runtime]
         smaller = self.known_oom.get(oom_key(arm, self.problem))
+        if arm.compiles_only:
+            case.flags.append(COMPILES_ONLY)
         if not probe.available:
             case.decide("unavailable", with_fix(probe))
         elif arm.plugin == "null":

@@ -24,6 +24,7 @@ OTHER_SCORE_MATRICES = 4.2
 WORKER_S = 0.1  # fork, load, bind
 STRESS_S = 0.15  # reference of one class of hard inputs at T <= 256, and a call of every arm
 EXPORT_S = 1.2
+COMPILE_S = 0.25  # parse, compile, and its share of what tells whether attention is fused
 # WORKER_S and EXPORT_S are of blocks with up to 4 MB of weights. 168 MB take 3.5 s more to write, 0.7 s to draw.
 SMALL_GB, EXPORT_S_PER_GB, LOAD_S_PER_GB = 0.0042, 25.0, 4.0
 MODEL_CALL_S = 0.02  # of a model nothing is known before it runs; the run corrects itself
@@ -57,6 +58,8 @@ class Plan:
     arms: tuple[str, ...]
     groups: tuple[GroupPlan, ...]
     export_s: float
+    compile_only: int = 0  # records of problems that are only compiled
+    compile_s: float = 0.0
     peak_memory_bytes: int
     available_bytes: int | None
     notices: tuple[str, ...] = ()
@@ -64,18 +67,19 @@ class Plan:
     @property
     def case_count(self) -> int:
         """How many records there will be."""
-        return len(self.groups) * len(self.arms)
+        return len(self.groups) * len(self.arms) + self.compile_only
 
     @property
     def overhead_s(self) -> float:
         """Everything that is not timing."""
-        return START_S + self.export_s + sum(g.overhead_s for g in self.groups) + REPORT_S
+        return START_S + self.export_s + self.compile_s + sum(g.overhead_s for g in self.groups) + REPORT_S
 
     def split(self) -> dict[str, float]:
         """Predicted seconds by phase; they add up to the prediction of the run."""
         return {
             "start and machine peak": START_S,
             "export and verify": self.export_s,
+            **({"compile": self.compile_s} if self.compile_s else {}),
             "reference, checks and memory": sum(g.overhead_s for g in self.groups),
             "timing": self.timing_s(),
             **self.extras(),
@@ -107,12 +111,15 @@ class Plan:
 
 
 def make_plan(
-    sweep: Sweep, problems: Sequence[AnyProblem], arms: Sequence[Arm], threads: int, available_bytes: int | None
-) -> Plan:
-    """Predict time and memory of every problem group."""
+    sweep: Sweep, problems: Sequence[AnyProblem], arms: Sequence[Arm], threads: int, available_bytes: int | None,
+    beside: Sequence[Problem] = (),
+) -> Plan:  # fmt: skip
+    """Predict time and memory of every problem group, and of those `beside` that are only compiled."""
     groups = tuple(plan_group(sweep, p, arms, threads) for p in problems)
+    compilers = [a for a in arms if a.compiles_only]
     files = {(a.exporter, a.opset, p.static_key()): p for a in arms if a.exporter != TORCH for p in problems}
-    memory = max((_memory_bytes(p, arms) for p in problems), default=0)
+    files |= {(a.exporter, a.opset, p.static_key()): p for a in compilers for p in beside}
+    memory = max((_memory_bytes(p, [a for a in arms if not a.compiles_only]) for p in problems), default=0)
     notices = []
     if available_bytes is not None and memory > available_bytes:
         notices.append(
@@ -125,6 +132,8 @@ def make_plan(
         arms=tuple(a.label for a in arms),
         groups=groups,
         export_s=sum(EXPORT_S + EXPORT_S_PER_GB * _weights_gb(p) for p in files.values()),
+        compile_only=len(beside) * len(compilers),
+        compile_s=COMPILE_S * len(compilers) * (len(problems) + len(beside)) / max(1, (os.cpu_count() or 1) // threads),
         peak_memory_bytes=memory,
         available_bytes=available_bytes,
         notices=tuple(notices),
@@ -157,6 +166,7 @@ def call_s(problem: AnyProblem, runtime: str, threads: int) -> float:
 
 def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: int) -> GroupPlan:
     """Predict one problem group."""
+    arms = [a for a in arms if not a.compiles_only]
     lanes = [a.plugin for a in arms] + [a.plugin for a in arms if a.label == sweep.baseline]
     calls = [call_s(problem, runtime, threads) for runtime in lanes]
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)

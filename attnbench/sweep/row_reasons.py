@@ -55,6 +55,7 @@ WHY_EMPTY = {
     "tokens_per_s": "not timed",
 }
 NEEDS_OK = frozenset(c for c, why in WHY_EMPTY.items() if why not in (TORCH_ONLY,) and "device" not in c)
+OF_DEVICE = frozenset({"device_name", "peak_device_bytes"})
 NUMERICS = frozenset(c for c, why in WHY_EMPTY.items() if why.startswith("not checked"))
 _OF_ATTENTION = "a model, not the built-in attention"
 _NOT_OF_MODELS = {

@@ -14,7 +14,7 @@ from attnbench.sweep import device_arms, rounds
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case
 from attnbench.sweep.grid import TORCH
-from attnbench.sweep.row_reasons import NEEDS_OK, NUMERICS, TORCH_ONLY, WHY_EMPTY, why_not_of_models
+from attnbench.sweep.row_reasons import NEEDS_OK, NUMERICS, OF_DEVICE, TORCH_ONLY, WHY_EMPTY, why_not_of_models
 from attnbench.sweep.rundir import Samples
 
 NS_PER_MS = 1e6
@@ -44,6 +44,7 @@ def records_of(bench: Bench, cases: Sequence[Case], lanes: Sequence[rounds.Lane]
     for case in cases:
         baseline = by_label.get(baselines[case.arm.label])
         fields = _identity(bench, case) | _artifact(case) | _facts(case) | _numerics(case) | _memory(case)
+        fields |= _compiled(case)
         if case.lane is not None and case.lane.medians:
             fields |= _latency(case, case.lane) | _ratio(bench, case, baseline)
         if case.arm.label in standings:
@@ -143,6 +144,12 @@ def _watched(case: Case) -> dict[str, Any]:
         if case.device_peak.get(name):
             found[f"device_{name}"] = case.device_peak[name]
     return found
+
+
+def _compiled(case: Case) -> dict[str, Any]:
+    if case.engine_bytes is None:
+        return {}
+    return {"planned_activation_bytes": case.planned_activation_bytes, "artifact_bytes": case.engine_bytes}
 
 
 def _numerics(case: Case) -> dict[str, Any]:
@@ -250,7 +257,9 @@ def empty_reasons(case: Case, fields: Mapping[str, Any]) -> dict[str, str]:
         ):
             continue
         reason = WHY_EMPTY[column]
-        if case.status != "ok" and column in NEEDS_OK:
+        if case.status == "compiled" and (column in OF_DEVICE or column in NEEDS_OK):
+            reason = "compiled only: there is no device here to run it on"
+        elif case.status != "ok" and column in NEEDS_OK:
             reason = f"status {case.status}"
         elif column in ("peak_host_bytes", "kept_host_bytes") and case.memory_reason:
             reason = case.memory_reason

@@ -7,7 +7,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from attnbench.measure import environment, memory
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import elsewhere, grid, runtime_options
+from attnbench.sweep import compiling, elsewhere, grid, runtime_options
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
 from attnbench.sweep.cases import ParkedArm
@@ -44,6 +44,7 @@ class Prepared:
     runtime_probes: dict[str, Probe]
     exporter_probes: dict[str, Probe]
     started_s: float  # monotonic; the time budget counts from here
+    beside: Sequence[Problem] = ()  # that are compiled for arms that cannot run here, and not timed
     refined: list[AnyProblem] = field(default_factory=list)  # that --refine added before the run was interrupted
     make_bench: Callable[..., Bench] = Bench
     model: Mapping[str, Any] | None = None  # for the manifest: the model of the user that is run
@@ -99,10 +100,12 @@ def prepare_arms(
             raise InputError(
                 f"required arm or runtime {name!r} is not in the sweep: {', '.join(known)}{grid.nearest(name, known)}"
             )
+    arms = [replace(arm, compiles_only=bool(runtime_probes[arm.runtime].compiles_only)) for arm in arms]
+    beside = compiling.beside(problems, arms)
     threads = sweep.threads or environment.default_threads()
-    plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes())
+    plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes(), beside)
     return Prepared(
-        sweep=sweep, plan=plan, problems=problems, arms=arms,
+        sweep=sweep, plan=plan, problems=problems, arms=arms, beside=beside,
         runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s,
     )  # fmt: skip
 
@@ -144,6 +147,7 @@ def run(
                 _measure_machine(bench, manifest, prepared.problems, progress)
                 campaign = Campaign(
                     bench=bench, plan=prepared.plan, problems=prepared.problems, refined=prepared.refined,
+                    beside=prepared.beside,
                     manifest=manifest, progress=progress, started_s=start,
                 )  # fmt: skip
                 campaign.run(done)
@@ -288,6 +292,8 @@ def _finished(run_dir: RunDirectory, prepared: Prepared) -> tuple[list[Record], 
     records, notices = run_dir.read()
     problems = [*prepared.problems, *prepared.refined]
     expected = {p.problem_id: {a.case_id(p) for a in prepared.arms} for p in problems}
+    compilers = [a for a in prepared.arms if a.compiles_only]
+    expected |= {p.problem_id: {a.case_id(p) for a in compilers} for p in prepared.beside}
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record.problem_id, []).append(record)

@@ -1,0 +1,215 @@
+"""TensorRT and TensorRT-RTX: one class on two modules with the same names.
+
+Without a GPU TensorRT-RTX still compiles, and tells planned memory and whether attention is fused. Compiled and tested
+without a GPU; not yet timed on one.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attnbench import trt_compiler
+from attnbench.errors import UnsupportedError
+from attnbench.interfaces import UNKNOWN, Artifact, CompiledFacts, Probe, Settings, Support
+from attnbench.problem import Problem
+from attnbench_runtimes import binding, cuda_driver
+
+if TYPE_CHECKING:
+    from attnbench_runtimes.tensorrt_session import TensorrtSession
+
+GROWTH_LEN = 4096  # planned memory is compared between this and twice this length: below, other buffers hide scores
+GROWTH_HEADS = 8  # batch size x heads at least, so that one shared mask is no score matrix
+FUSED_BELOW, UNFUSED_FROM = 0.25, 0.5  # score matrices; seen: at most 0.0, and 2.0
+FUSED, UNFUSED = "fused", "unfused"
+
+
+class TensorrtRuntime:
+    """A compiler and runtime of NVIDIA's; a subclass names the module."""
+
+    name = ""
+    module = ""
+    compiles_without_gpu: ClassVar[bool] = False
+    takes_artifact = True
+    opt_in = True
+    preload: tuple[str, ...] = ()
+    # strict: every Attention node keeps a kernel of its own, or the file is refused; decomposable: it may be taken
+    # apart. exact: kernels chosen for the problem's own sizes; range: for all from one token up to them.
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "attention": ("strict", "decomposable"), "profile": ("exact", "range"), "cuda_graph": ("off", "on"),
+        "cache": ("off", "on"),
+    }  # fmt: skip
+
+    def probe(self) -> Probe:
+        """Is the package there, with what it needs, and is there a GPU?"""
+        package = trt_compiler.PACKAGES[self.module]
+        found = binding.probe_package(package, self.module)
+        why = cuda_driver.why_no_gpu()
+        if not found.available or not why:
+            devices = cuda_driver.devices() or ("cpu",)
+            return Probe(
+                available=found.available, version=found.version, reason=found.reason, fix=found.fix, devices=devices
+            )
+        if self.compiles_without_gpu:
+            only = f"{why}, so {self.name} compiles and runs nothing"
+            return Probe(available=True, version=found.version, compiles_only=only)
+        return Probe(available=False, version=found.version, reason=why, fix=cuda_driver.INSTALL_DRIVER)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def supports(self, problem: Problem, artifact: Artifact | None) -> Support:
+        """Every file; what the parser or the compiler refuses is found at loading, in its own words."""
+        return binding.needs_file(self.name, artifact)
+
+    @contextlib.contextmanager
+    def load(self, problem: Problem, artifact: Artifact | None, settings: Settings) -> "Iterator[TensorrtSession]":
+        """Compile (or take from the cache) and hold an engine on the GPU.
+
+        Raises:
+            UnsupportedError: the file is refused, in the compiler's words, or there is no GPU to run it on.
+        """
+        from attnbench_runtimes import cuda_buffers, tensorrt_session
+
+        if artifact is None:
+            raise UnsupportedError(f"{self.name} runs ONNX files; name an exporter")
+        asked = self._asked(settings)
+        why = cuda_driver.why_no_gpu()
+        if why:
+            raise UnsupportedError(f"{why}, so {self.name} runs nothing here")
+        if "arch" in settings.options:
+            raise UnsupportedError(f"{self.name} runs what it compiles for the GPU that is here; leave arch out")
+        index = cuda_driver.device_index(settings.device, self.name)
+        with cuda_buffers.opened(index) as device:
+            yield tensorrt_session.open_session(self, problem, artifact, settings, asked, device)
+
+    def _asked(self, settings: Settings) -> dict[str, str]:
+        """Every option with its value, the first of its values where it was not given.
+
+        Raises:
+            UnsupportedError: an option or value that there is not.
+        """
+        for name, value in settings.options.items():
+            if name not in self.options:
+                raise UnsupportedError(f"{self.name} has no option {name!r}; known: {', '.join(self.options)}")
+            if value not in self.options[name]:
+                raise UnsupportedError(f"{name} is one of {', '.join(self.options[name])}, got {value!r}")
+        return {name: settings.options.get(name, values[0]) for name, values in self.options.items()}
+
+
+class Tensorrt(TensorrtRuntime):
+    """NVIDIA TensorRT 10.14 or newer."""
+
+    name = "tensorrt"
+    module = trt_compiler.TRT
+
+
+class TensorrtRtx(TensorrtRuntime):
+    """NVIDIA TensorRT for RTX; compiles without a GPU too."""
+
+    name = "tensorrt-rtx"
+    module = trt_compiler.RTX
+    compiles_without_gpu: ClassVar[bool] = True
+    opt_in = False
+    preload: tuple[str, ...] = ("tensorrt_rtx",)
+    options: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **TensorrtRuntime.options,
+        "arch": (trt_compiler.DEFAULT_ARCH, *(a for a in trt_compiler.ARCHS if a != trt_compiler.DEFAULT_ARCH)),
+    }
+
+    def compile(self, problem: Problem, artifact: Artifact, settings: Settings) -> CompiledFacts:
+        """Compile for these sizes, and see whether planned memory grows as the score matrix does.
+
+        Raises:
+            UnsupportedError: the parser or the compiler refuses the file; the message is its own.
+        """
+        binding.require_onnx(self.name, artifact)
+        asked = self._asked(settings)
+        made = compiled(self, problem, artifact, asked, tf32=is_tf32(settings))
+        assert made.engine is not None
+        assert made.planned_activation_bytes is not None
+        kernel, growth = attention_growth(self, artifact, problem, asked, tf32=is_tf32(settings))
+        told = {
+            "scratch_bytes": made.planned_scratch_bytes, "weights_bytes": made.planned_weights_bytes,
+            "attention_decomposed": made.attention_decomposed, **growth,
+        }  # fmt: skip
+        return CompiledFacts(
+            runtime_version=made.version, device=made.arch, planned_activation_bytes=made.planned_activation_bytes,
+            artifact_bytes=len(made.engine), build_ms=made.build_ms,
+            compute_precision="tf32" if problem.dtype == "fp32" and is_tf32(settings) else problem.dtype,
+            attention_kernel=kernel, kernel_evidence="" if kernel == UNKNOWN else "compiler", detail=told,
+        )  # fmt: skip
+
+
+def is_tf32(settings: Settings) -> bool:
+    """May products of fp32 take TF32?"""
+    return settings.fp32 != "strict"
+
+
+def compiled(
+    runtime: TensorrtRuntime, problem: Problem, artifact: Artifact, asked: Mapping[str, str], **more: Any
+) -> trt_compiler.Compiled:
+    """An engine for a problem: of its own sizes, or of all up to them.
+
+    Raises:
+        UnsupportedError: the file is refused.
+    """
+    shapes: trt_compiler.Shapes = problem.input_shapes()
+    if asked["profile"] == "range":
+        shapes = range_of(problem)
+    made = trt_compiler.compile_onnx(
+        artifact.path, shapes=shapes, arch=asked.get("arch"), module=runtime.module,
+        strict=asked["attention"] == "strict", **more,
+    )  # fmt: skip
+    if made.engine is None:
+        whose = f"the {made.stage} of {runtime.name} {made.version}"
+        hint = "; it may be taken apart with attention=decomposable" if "dedicated kernel" in made.words else ""
+        raise UnsupportedError(f"{whose} refuses the file: {made.words}{hint}")
+    return made
+
+
+def range_of(problem: Problem) -> trt_compiler.Shapes:
+    """Every input's least, usual and largest shape: one token up to the problem's own sizes, which are the usual."""
+    least = problem.at(batch_size=1, q_len=1, kv_len=2 if problem.variant == "decode" else 1).input_shapes()
+    usual = problem.input_shapes()
+    return {name: (least[name], shape, shape) for name, shape in usual.items()}
+
+
+def attention_growth(
+    runtime: TensorrtRuntime, artifact: Artifact, problem: Problem, asked: Mapping[str, str], *, tf32: bool
+) -> tuple[str, dict[str, Any]]:
+    """fused, unfused or unknown by how planned memory grows between `GROWTH_LEN` and twice that, and the bytes there.
+
+    What grows faster than the length is counted in whole score matrices: fused attention holds none, unfused one or
+    two. Batch and heads make at least eight of them, beside which a mask that all share is small.
+    """
+    if problem.variant == "decode":  # one query: scores grow as the keys do
+        return UNKNOWN, {"why_unknown": "scores of a decode step grow no faster than its cache"}
+    batch_size = max(1, -(-GROWTH_HEADS // problem.num_heads))
+    once, twice = (problem.at(q_len=n, kv_len=n, batch_size=batch_size) for n in (GROWTH_LEN, 2 * GROWTH_LEN))
+    planned = [
+        planned_at(runtime, str(artifact.path), artifact.sha256, p, tuple({**asked, "profile": "exact"}.items()), tf32)
+        for p in (once, twice)
+    ]
+    if planned[0] is None or planned[1] is None:
+        return UNKNOWN, {"why_unknown": f"the compiler refuses the file at T = {GROWTH_LEN} or {2 * GROWTH_LEN}"}
+    matrices = (planned[1] - 2 * planned[0]) / (2 * once.score_bytes())
+    told = {"planned_bytes_at": {str(GROWTH_LEN): planned[0], str(2 * GROWTH_LEN): planned[1]}, "matrices": matrices}
+    kernel = FUSED if matrices < FUSED_BELOW else UNFUSED if matrices >= UNFUSED_FROM else UNKNOWN
+    return kernel, told
+
+
+@functools.lru_cache(maxsize=64)
+def planned_at(
+    runtime: TensorrtRuntime, path: str, sha256: str, problem: Problem, asked: tuple[tuple[str, str], ...], tf32: bool
+) -> int | None:
+    """Planned bytes of a file (known by `sha256`) at a problem's sizes; None: refused there."""
+    made = trt_compiler.compile_onnx(
+        Path(path), shapes=problem.input_shapes(), arch=dict(asked).get("arch"), module=runtime.module,
+        strict=dict(asked)["attention"] == "strict", tf32=tf32,
+    )  # fmt: skip
+    return made.planned_activation_bytes

@@ -1,0 +1,80 @@
+"""What the report says of files that were only compiled."""
+
+from typing import Any
+
+from attnbench.analysis.groups import make_panels
+from attnbench.problem import Problem
+from attnbench.records import COMPILES_ONLY, Record
+from attnbench.report import compiled_text, figures
+from tests.report.conftest import make_record
+
+VERSION = "1.7.1.116"
+
+
+def compiled(dtype: Any, length: int, planned: int, kernel: str, at_long: tuple[int, int]) -> Record:
+    return make_record(
+        Problem.make(variant="causal", seq_len=length, dtype=dtype), "onnx-attention@tensorrt-rtx",
+        exporter="onnx-attention", runtime="tensorrt-rtx", runtime_version=VERSION, device="sm89", status="compiled",
+        planned_activation_bytes=planned, attention_kernel=kernel, kernel_evidence="compiler", flags=[COMPILES_ONLY],
+        latency_ms_median=None, facts={"planned_bytes_at": {"4096": at_long[0], "8192": at_long[1]}},
+    )  # fmt: skip
+
+
+MIB = 1 << 20
+ROWS = [
+    compiled("fp16", 512, 10 * MIB, "fused", (20 * MIB, 32 * MIB)),
+    compiled("fp16", 1024, 12 * MIB, "fused", (20 * MIB, 32 * MIB)),
+    compiled("fp32", 512, 20 * MIB, "unfused", (1000 * MIB, 3980 * MIB)),
+    compiled("fp32", 1024, 70 * MIB, "unfused", (1000 * MIB, 3980 * MIB)),
+]
+
+
+def test_the_section_names_the_compiler_and_says_from_the_data_how_memory_grows() -> None:
+    section = compiled_text.compiled_section(ROWS)
+    assert section is not None
+    assert section.title == f"Compiled, not run: tensorrt-rtx {VERSION} for sm89"
+    assert list(section.lines) == [
+        f"tensorrt-rtx {VERSION} for sm89, fp16: fused in 1 file; planned memory grows linearly, at T = 1024 up to "
+        "12.0 MiB.",
+        f"tensorrt-rtx {VERSION} for sm89, fp32: unfused in 1 file; planned memory grows as the square of T, at "
+        "T = 1024 up to 70.0 MiB.",
+    ]
+    (table,) = section.tables
+    assert list(table.head) == ["file", "attention", "T = 512", "T = 1024", "growth"]
+    assert [row[-1] for row in table.rows] == [
+        "linear: from T = 4096 to 8192 x 1.60", "quadratic: from T = 4096 to 8192 x 3.98",
+    ]  # fmt: skip
+
+
+def test_what_the_compiler_refuses_is_told_once_with_its_words() -> None:
+    refused = [
+        r.model_copy(update={"status": "unsupported", "reason": "no kernel", "planned_activation_bytes": None})
+        for r in ROWS[2:]
+    ]
+    lines = compiled_text.terminal_lines([*ROWS[:2], *refused])
+    assert [line for line in lines if "no kernel" in line] == [
+        "  Not compiled: causal fp32 attention@tensorrt-rtx: no kernel"
+    ]
+
+
+def test_rows_that_are_only_compiled_are_in_no_chart_of_what_ran() -> None:
+    timed = make_record(Problem.make(seq_len=512), "torch-sdpa")
+    panels = make_panels([timed, *ROWS])
+    assert [r.arm for panel in panels for r in panel.records] == ["torch-sdpa"]
+
+
+def test_a_run_that_compiled_nothing_has_no_section_and_no_picture() -> None:
+    timed = [make_record(Problem.make(seq_len=512), "torch-sdpa")]
+    assert compiled_text.compiled_section(timed) is None
+    assert compiled_text.terminal_lines(timed) == []
+    with figures.plotting():
+        assert compiled_text.draw(timed) is None
+
+
+def test_the_picture_has_a_line_per_file_fused_solid_and_unfused_dashed() -> None:
+    with figures.plotting():
+        figure = compiled_text.draw(ROWS)
+    assert figure is not None
+    lines = figure.axes[0].get_lines()
+    assert [line.get_linestyle() for line in lines] == ["-", "--"]
+    assert [list(line.get_xdata()) for line in lines] == [[512, 1024], [512, 1024]]
