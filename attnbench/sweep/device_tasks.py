@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-from attnbench.errors import MeasurementError, UnsupportedError
+from attnbench.errors import MeasurementError, UnavailableError, UnsupportedError
 from attnbench.interfaces import DeviceSession
 from attnbench.measure import device_memory, device_timing, timing
 from attnbench.measure.cuda_driver import Gpu
@@ -23,6 +23,7 @@ class DeviceWork:
 
         Raises:
             MeasurementError: there is no such device.
+            UnavailableError: its compute mode leaves no room for this process.
         """
         self._device, self._timed = device, dict(timed)
         self._gpu = open_gpu(device)
@@ -34,6 +35,7 @@ class DeviceWork:
         except MeasurementError as err:
             self._unread = str(err)
         self._before = self._neighbours()
+        self._refuse_exclusive_mode()
 
     @property
     def scope(self) -> str:
@@ -89,6 +91,18 @@ class DeviceWork:
         if self._monitor is None:
             return {"device_monitor": self._unread}
         return {"device_monitor": "NVML", "compute_mode": self._monitor.compute_mode() or "not told"}
+
+    def _refuse_exclusive_mode(self) -> None:
+        """CUDA's own words for it are that devices are busy or unavailable, which sends nobody to the mode."""
+        mode = self._monitor.compute_mode() if self._monitor is not None else None
+        is_taken = mode in ("exclusive-process", "exclusive-thread") and self._before.pids
+        if is_taken or mode == "prohibited":
+            pids = ", ".join(map(str, sorted(self._before.pids or ())))
+            raise UnavailableError(
+                f"{self._device} is in compute mode {mode}{f' and taken by process {pids}' if is_taken else ''}; "
+                "arms are timed in turns, each in a process of its own, so set it with nvidia-smi -c DEFAULT, or take "
+                "another GPU"
+            )
 
     def _neighbours(self) -> Neighbours:
         if self._monitor is None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnbench import plugins
-from attnbench.errors import MeasurementError, UnsupportedError
+from attnbench.errors import MeasurementError, UnavailableError, UnsupportedError
 from attnbench.interfaces import SUPPORTED, Array, Facts
 from attnbench.measure.cuda_driver import Gpu
 from attnbench.measure.nvml import DeviceMonitor, DeviceState
@@ -160,6 +160,33 @@ def test_without_a_monitor_the_reason_is_a_fact(
     assert worker.facts()["detail"] == {"device_monitor": "nvidia-ml-py is not installed"}
     peak = worker.measure_memory(problem=PROBLEM)["device"]
     assert (peak["is_shared"], peak["sharing"]) == (None, "nvidia-ml-py is not installed")
+
+
+@pytest.mark.parametrize(
+    ("mode", "pids", "words"),
+    [
+        (
+            "exclusive-process",
+            [7],
+            "is in compute mode exclusive-process and taken by process 7; .* nvidia-smi -c DEFAULT",
+        ),
+        ("prohibited", [], "is in compute mode prohibited;"),
+    ],
+)
+def test_a_compute_mode_that_leaves_no_room_is_named(
+    cuda: FakeCuda, loaded: Callable[..., Tasks], monitor: Any, mode: str, pids: list[int], words: str
+) -> None:
+    monitor.compute_mode.return_value, monitor.processes.side_effect = mode, [frozenset(pids)]
+    with pytest.raises(UnavailableError, match=words):
+        loaded(OnDevice(cuda), timed={})
+
+
+@pytest.mark.parametrize(("mode", "pids"), [("exclusive-process", []), ("default", [7]), (None, [7])])
+def test_any_other_compute_mode_is_taken(
+    cuda: FakeCuda, loaded: Callable[..., Tasks], monitor: Any, mode: str | None, pids: list[int]
+) -> None:
+    monitor.compute_mode.return_value, monitor.processes.side_effect = mode, [frozenset(pids)]
+    assert loaded(OnDevice(cuda), timed={}).warm_up(is_warm=True)["scope"] == "host"
 
 
 def test_memory_of_the_device_stands_beside_the_hosts(cuda: FakeCuda, loaded: Callable[..., Tasks]) -> None:
