@@ -4,6 +4,9 @@ The driver tells only what is free on the whole device, now. Runtimes keep what 
 least that was free after a call tells the peak, provided that nobody else uses the device: the processes on it are
 listed before this one joins it and after the calls.
 
+The watch begins before the inputs at T are bound, since some runtimes (TensorRT) take a call's memory then. So inputs
+and output at T count, for all runtimes alike.
+
 torch says itself what its own allocator peaked at. That is exact, where the driver's figure moves in segments and may
 not move at all while a small call fits into what is kept.
 
@@ -24,7 +27,7 @@ NO_GROWTH = "no growth was seen: the calls fit into what the runtime kept from b
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePeak:
-    """Bytes on the device beyond those before the calls; None with a reason where not measured."""
+    """Bytes on the device beyond those before the inputs were bound; None with a reason where not measured."""
 
     peak_bytes: int | None
     reason: str = ""
@@ -72,7 +75,7 @@ def _listed(pids: frozenset[int]) -> str:
 
 
 class DeviceMeter:
-    """Watches the free memory of a device over calls; made when everything but the calls is on the device."""
+    """Watches the free memory of a device over binding and calls; made when the session is loaded."""
 
     def __init__(self, gpu: Gpu, device: str, *, torch: Any | None = None) -> None:
         """device: `cuda:0`; torch: the module, where it is not the one that this process has imported."""

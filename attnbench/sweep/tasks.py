@@ -337,10 +337,10 @@ class Tasks:
         target = problem_from_dict(problem)
         if not static_shape:
             self._bind(_tiny(target), "normal", self._seed)()
+        meter = self._device.meter() if self._device is not None else None
         call = self._bind(target, "normal", self._seed)
-        if self._device is None:
+        if self._device is None or meter is None:
             return asdict(memory.measure_peak(call))
-        meter = self._device.meter()
         of_host = asdict(memory.measure_peak(meter.watched(call)))
         return {**of_host, "device": self._device.peak(meter)}
 

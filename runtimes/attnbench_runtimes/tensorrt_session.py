@@ -70,6 +70,7 @@ class TensorrtSession:
         self._places: dict[str, int] = {}  # name -> address; "" is the engine's own memory
         self._outputs: dict[str, Array] = {}
         self._ran = False
+        self._launch: Callable[[], None] | None = None
         self._build_ms: float | None = None  # None: it came from the cache
         self._told: dict[str, Any] = {}
 
@@ -97,14 +98,33 @@ class TensorrtSession:
         for name, array in self._outputs.items():
             self._place(context, name, array.nbytes)
         self._give_memory(context)
-        launch = self._launcher(context)
+        self._launch = self._launcher(context)
 
         def call() -> None:
-            launch()
-            self._device.synchronize()
-            self._ran = True
+            self.enqueue()
+            self.synchronize()
 
         return call
+
+    @property
+    def stream(self) -> int:
+        """The stream of the GPU that calls are queued on."""
+        return self._device.stream
+
+    @property
+    def replays_graph(self) -> bool:
+        """Is a call the replay of a captured graph?"""
+        return self._asked["cuda_graph"] != "off"
+
+    def enqueue(self) -> None:
+        """Queue a call on the stream without waiting for it."""
+        assert self._launch is not None, "nothing is bound"
+        self._launch()
+        self._ran = True
+
+    def synchronize(self) -> None:
+        """Wait until the stream is done."""
+        self._device.synchronize()
 
     def outputs(self) -> Array:
         """`y` of the last call, copied from the device.

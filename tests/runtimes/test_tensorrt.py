@@ -283,6 +283,21 @@ def test_an_engine_runs_on_its_own_stream_with_memory_for_exactly_these_shapes(r
     assert facts.detail["attention"] == "strict"
 
 
+@pytest.mark.parametrize(("graph", "replays"), [("off", False), ("on", True)])
+def test_its_work_can_be_queued_without_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, graph: str, replays: bool
+) -> None:
+    device, waits, inputs = HostDevice(), [], inputs_at(PROBLEM)
+    session = open_session(device, cuda_graph=graph)
+    call = session.bind(inputs)
+    monkeypatch.setattr(device, "synchronize", lambda: waits.append(device.stream))
+    session.enqueue()
+    np.testing.assert_allclose(session.outputs(), reference_output(PROBLEM, inputs, {}), rtol=1e-5, atol=1e-6)
+    assert waits == []
+    call()
+    assert (waits, session.stream, session.replays_graph) == ([7], 7, replays)
+
+
 def test_binding_again_gives_the_old_buffers_back(rig: Rig) -> None:
     device = HostDevice()
     session = open_session(device)
