@@ -66,6 +66,9 @@ def bench(
     opset: Sequence[int] | None = None,
     options: Sequence[str] | None = None,
     baseline: str | None = None,
+    baseline_precision: str | None = None,
+    device: str | None = None,
+    fp32: str | None = None,
     threads: int | None = None,
     out: Path | None = None,
     resume: Path | None = None,
@@ -106,6 +109,8 @@ def bench(
         save_outputs: a .npz to write, with `ARM/OUTPUT` and `reference/OUTPUT`; for one size.
         out: the run directory to make; None: a new one under results/.
         resume: an interrupted run directory to finish; no other argument but time_budget_s goes with it.
+        device: auto, cpu, or cuda:N for all runtimes that have the choice; auto: CUDA where there is a working one.
+        fp32: strict: products of fp32 in full precision; default: in TF32 where the device has it.
         progress: told what goes on; None: silent.
         command: kept in the manifest; None: this Python call's argv.
         on_plan: called with the `Plan` before anything runs.

@@ -150,7 +150,14 @@ def bench(
     load_inputs: cli_model.LoadInputs = None,
     save_outputs: cli_model.SaveOutputs = None,
     baseline: Annotated[
-        str | None, single("--baseline", help="Arm to compare with.", metavar="ARM", default="torch-sdpa")
+        str | None,
+        single("--baseline", help="Arm to compare with; NAME:fp32 for dtypes.", metavar="ARM", default="torch-sdpa"),
+    ] = None,
+    device: Annotated[
+        str | None, single("--device", help="auto, cpu or cuda:0.", metavar="NAME", default="CUDA if it works")
+    ] = None,
+    fp32: Annotated[
+        str | None, single("--fp32", help="strict, or default: TF32 on GPUs.", metavar="POLICY", default="strict")
     ] = None,
     threads: Annotated[
         str | None, single("--threads", help="Threads of every arm.", metavar="N", default="cores - 1")

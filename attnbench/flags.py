@@ -13,6 +13,7 @@ from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
+FP32_POLICIES = ("strict", "default")
 GIVEN_FILE = "file"  # the same of every arm of an ONNX file of the user
 _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
@@ -305,7 +306,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         _refuse_beside_resume(params)
         return {"resume": parse_run_dir("--resume", params["resume"]), "time_budget_s": budget_s}
     threads, seed, is_file = params["threads"], params["seed"], params["onnx"] is not None
-    given = [params["baseline"]] if params["baseline"] is not None else None
+    given, baseline_precision = split_precision(params["baseline"])
     baseline = parse_arms("--baseline", given, is_file=is_file)
     arguments = {
         "sweep": params["sweep"],
@@ -330,6 +331,9 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "opset": parse_sizes("--opset", params["opset"]),
         "options": split_list("--options", params["options"]),
         "baseline": only_one("baseline", baseline),
+        "baseline_precision": baseline_precision,
+        "device": params["device"],
+        "fp32": None if params["fp32"] is None else parse_known("--fp32", params["fp32"], FP32_POLICIES),
         "threads": None if threads is None else parse_int("--threads", threads, minimum=1, maximum=4096, example="1"),
         "out": parse_out("--out", params["out"]),
         "time_budget_s": budget_s,
@@ -344,6 +348,14 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "oom_skip": False if params["no_oom_skip"] else None,
     }
     return {key: value for key, value in arguments.items() if value is not None}
+
+
+def split_precision(baseline: str | None) -> tuple[list[str] | None, str | None]:
+    """`torch-sdpa:fp32` as the arm and the precision in which it is the baseline of all precisions."""
+    if baseline is None:
+        return None, None
+    arm, _, precision = baseline.rpartition(":")
+    return ([arm], precision) if arm and precision in get_args(problem.DType) else ([baseline], None)
 
 
 def parse_preset(name: str | None) -> str | None:

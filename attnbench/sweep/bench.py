@@ -22,6 +22,7 @@ from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.sweep import runtime_options
 from attnbench.sweep.cases import Case, Exported
+from attnbench.sweep.devices import CPU
 from attnbench.sweep.grid import TORCH, Arm, Sweep
 from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServer, ForkServers, Worker
@@ -67,6 +68,7 @@ class Bench:
     servers: ForkServers
     run_id: str
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
+    devices: Mapping[str, str] = field(default_factory=dict)  # of each runtime, where it is not the CPU
     meanings: dict[tuple[str, str], str] = field(default_factory=dict)  # arm, static key -> why it does not conform
     compilations: dict[tuple[str, str], dict[str, Any] | AttnbenchError] = field(default_factory=dict)
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
@@ -121,10 +123,14 @@ class Bench:
         limit = memory_limit_bytes or self.sweep.memory_limit_bytes
         return Worker(server, memory_limit_bytes=limit, log_path=log_path)
 
-    def settings(self, arm: Arm | None = None) -> dict[str, Any]:
-        """How an arm is asked to run, or every arm without options of its own, as JSON."""
-        options = dict(runtime_options.of_runtime(arm.options)) if arm else {}
-        return asdict(Settings(threads=self.threads, seed=self.sweep.seed, options=options))
+    def settings(self, arm: Arm) -> dict[str, Any]:
+        """How an arm is asked to run, as JSON."""
+        return self.settings_of(arm.runtime) | {"options": dict(runtime_options.of_runtime(arm.options))}
+
+    def settings_of(self, runtime: str) -> dict[str, Any]:
+        """How a runtime is asked to run without options of its own, as JSON."""
+        device = self.devices.get(runtime, CPU)
+        return asdict(Settings(threads=self.threads, seed=self.sweep.seed, device=device, fp32=self.sweep.fp32))
 
     def reference(self, problem: AnyProblem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:
         """The judge's outputs of a problem, per input class (see `Tasks.reference`).
@@ -263,7 +269,7 @@ class Bench:
                 runtime=interpreters.base(runtime),
                 problem=sizes[0].as_dict(),
                 artifact=artifact,
-                settings=self.settings(),
+                settings=self.settings_of(runtime) | {"fp32": "strict"},
             )
             for size in sizes:
                 for input_class, judge in self._small_reference(size).items():

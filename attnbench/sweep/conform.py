@@ -165,7 +165,7 @@ class Conforming:
     def _load(self, workers: "Workers", arm: ProbeArm, problem: Problem, artifact: dict[str, Any] | None) -> None:
         refuse(workers, arm.runtime, problem, artifact=artifact)
         fields = {"runtime": arm.runtime, "problem": problem.as_dict(), "artifact": artifact}
-        workers.ask("load", settings=self.bench.settings(), **fields)
+        workers.ask("load", settings=self.bench.settings_of(arm.runtime), **fields)
 
     def _put(self, arm: ProbeArm, probe: Probe, err: AttnbenchError, prefix: str) -> None:
         cell = failed_cell(arm, probe.name, probe.shows, probe.problem.label(), err, prefix)

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
@@ -14,7 +14,7 @@ from attnbench import interpreters, presets, trt_compiler
 from attnbench.errors import InputError
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import DType, Part, Problem, ValueMap, Variant, digest
-from attnbench.sweep import runtime_options
+from attnbench.sweep import devices, runtime_options
 from attnbench.sweep.grid_checks import check_sweep, masks_of, type_rule
 from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
@@ -25,6 +25,7 @@ DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: neither loads com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino", "onnx-contrib@tensorrt-rtx"})
 _SWITCHES = frozenset({"oom_skip", "refine", "measure_frontier", "bias", "stress"})
+Fp32 = Literal["strict", "default"]
 TORCH = "torch"  # the "exporter" of runtimes that run the torch block itself
 
 
@@ -55,6 +56,9 @@ class Sweep(BaseModel):
     opset: tuple[int, ...] = ()
     options: tuple[str, ...] = ()  # of runtimes, as in runtime_options
     baseline: str = DEFAULT_BASELINE
+    baseline_precision: DType | None = None  # a table compares every dtype with the baseline in this one
+    device: str = devices.AUTO
+    fp32: Fp32 = "strict"  # default: products of fp32 in TF32 where the device has it
     threads: int | None = None
     seed: int = 0
     time_budget_s: float | None = 300.0
@@ -132,6 +136,14 @@ class Sweep(BaseModel):
         if min(values, default=1) < 1:
             raise ValueError("must be at least 1; name one such as 23")
         return values
+
+    @field_validator("device", mode="after")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        try:
+            return devices.check_name(value)
+        except InputError as err:
+            raise ValueError(str(err).removeprefix("device ")) from err
 
     @field_validator("threads", mode="after")
     @classmethod

@@ -49,6 +49,10 @@ def check_sweep(sweep: "Sweep") -> None:
         raise InputError(f"part core has no projections, so no {asked}; add part block or leave it out")
     if sweep.measure_frontier and sweep.memory_budget_bytes is None:
         raise InputError("measure_frontier needs a memory budget to find the longest T in; give --memory-budget 8GiB")
+    if sweep.baseline_precision is not None and sweep.baseline_precision not in sweep.dtypes:
+        raise InputError(
+            f"the baseline in {sweep.baseline_precision} needs that dtype, got dtypes {', '.join(sweep.dtypes)}; add it"
+        )
     _check_masks(sweep)
 
 

@@ -4,19 +4,18 @@ import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
-from attnbench.interfaces import UNKNOWN
 from attnbench.measure import determinism, environment, numerics
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
 from attnbench.records import COMPILES_ONLY, Record
-from attnbench.sweep import compiling, device_arms, rounds, rows, tasks
-from attnbench.sweep.bench import Bench, NoReferenceError, in_parallel, with_fix
+from attnbench.sweep import compiling, device_arms, precision, rounds, rows, tasks
+from attnbench.sweep.bench import Bench, NoReferenceError, Standard, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.meaning import refuse_another_meaning
@@ -150,9 +149,12 @@ class Group:
             took_ns = self._check(case, worker, ("normal",))
             if replica == 0:
                 case.facts = worker.ask("facts", timeout_s=timeout_s)
-                # A file of the user says itself which precision its nodes have.
-                dtype = self.problem.dtype if self.bench.is_attention else ""
-                _require_as_asked(case.facts, self.bench.threads, dtype)
+                dtype = self._fp32_label()
+                _require_as_asked(case.facts, self.bench.settings(case.arm), dtype)
+                error = case.agreements["normal"].worst_row_rel_err
+                if wrong := precision.contradiction(dtype, case.facts["compute_precision"], error):
+                    case.decide("mismatch", wrong)
+                case.facts["compute_precision"] = precision.proven(dtype, case.facts["compute_precision"], error)
             if case.is_open:
                 # Calls over 0.2 s are warm after the two of the check.
                 cpus = environment.timing_cpus(self.bench.threads)
@@ -199,6 +201,18 @@ class Group:
             **self.bench.given_inputs(),
         }
 
+    def _standard(self, case: Case, judge: Mapping[str, Any], input_class: str, output: str | None) -> Standard:
+        """What a case's output is held to, under the policy for fp32."""
+        found = self.bench.standard(self.problem, judge, input_class, output)
+        if not isinstance(self.problem, Problem):
+            return found
+        wider = precision.limits(self.problem, self.bench.settings(case.arm), input_class)
+        return found if wider is None else replace(found, limits=wider)
+
+    def _fp32_label(self) -> str:
+        """The dtype of attention; of a model of the user the file says which precision its nodes have."""
+        return self.problem.dtype if self.bench.is_attention else ""
+
     @staticmethod
     def _judged_by(judge: Mapping[str, Any]) -> dict[str, Any]:
         """What a worker needs of a judge."""
@@ -218,12 +232,13 @@ class Group:
             )
             case.agreements[name] = numerics.Agreement(**found["agreement"])
             case.check_ns = took_ns = found["first_call_ns"]
-            standard = self.bench.standard(self.problem, judge, name, found["output"])
+            standard = self._standard(case, judge, name, found["output"])
             case.limits[name] = standard.limits
             if name == "normal":
                 case.floor, case.eager_error, case.output = standard.floor, standard.eager_error, found["output"]
             ok, reason = numerics.judge_agreement(case.agreements[name], standard.limits)
             if not ok:
+                reason += precision.suspicion(self._fp32_label(), case.agreements[name].worst_row_rel_err)
                 case.decide("mismatch", f"{_subject(name, found['output'])}: {reason}")
         return took_ns
 
@@ -267,7 +282,7 @@ class Group:
         judge, timeout_s = self.judges["normal"], self.bench.sweep.timeout_s
         problem = self.problem.as_dict()
         found = worker.ask("recheck", timeout_s=timeout_s, problem=problem, **self._judged_by(judge))
-        limits = self.bench.standard(self.problem, judge, "normal", found["output"]).limits
+        limits = self._standard(case, judge, "normal", found["output"]).limits
         ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), limits)
         if not ok:
             case.decide("mismatch", f"after timing: {reason}")
@@ -309,17 +324,16 @@ class Group:
         self.bench.settle(case)
 
 
-def _require_as_asked(facts: Mapping[str, Any], threads: int, dtype: str) -> None:
-    """What the runtime says it does must be what it was asked to do.
+def _require_as_asked(facts: Mapping[str, Any], asked: Mapping[str, Any], dtype: str) -> None:
+    """What the runtime says it does must be what its settings asked.
 
     Raises:
-        ReadBackError: threads or device differ, or an fp32 problem is computed in less.
+        ReadBackError: threads or device differ, or an fp32 problem is computed in less than the policy allows.
     """
-    wanted = {"threads": threads, "device": "cpu"}
-    for name, asked in wanted.items():
-        if facts[name] is not None and facts[name] != asked:
-            raise ReadBackError(f"{name} asked: {asked}, in force: {facts[name]}")
-    if dtype == "fp32" and facts["compute_precision"] not in ("fp32", UNKNOWN):
+    for name in ("threads", "device"):
+        if facts[name] is not None and facts[name] != asked[name]:
+            raise ReadBackError(f"{name} asked: {asked[name]}, in force: {facts[name]}")
+    if dtype == "fp32" and facts["compute_precision"] not in precision.allowed(asked):
         raise ReadBackError(f"precision asked: fp32, in force: {facts['compute_precision']}")
 
 

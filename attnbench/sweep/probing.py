@@ -16,12 +16,12 @@ from attnbench.reference import reference_output
 NO_KNOWN_CAUSE = "differs by no known cause"
 
 
-def run_probe(session: Session, problem: Problem, fill: str, seed: int) -> dict[str, Any]:
-    """Bind, call, judge; {"ok", "how", "error", "limit", "expected", "got"}."""
+def run_probe(session: Session, problem: Problem, fill: str, seed: int, limit_of: str = "") -> dict[str, Any]:
+    """Bind, call, judge by the limit of a dtype, else the problem's; {"ok", "how", "error", "limit", ...}."""
     inputs = make_probe_inputs(problem, fill, seed=seed)
     output = _answer(session, inputs)
     fault = caches.session_fault(session, problem, inputs, seed=seed)
-    found = judge(problem, fill, inputs, output, seed=seed)
+    found = judge(problem, fill, inputs, output, seed=seed, limit_of=limit_of)
     if fill == "poison" and NO_KNOWN_CAUSE in found["how"]:
         weaker = weaker_poison(problem, inputs)
         if _leaks(problem, (inputs, output), (weaker, _answer(session, weaker)), seed=seed):
@@ -45,11 +45,13 @@ def _leaks(problem: Problem, *asked: tuple[dict[str, Array], Array], seed: int) 
     return bool(same.any()) and not numerics.compare(after, before).worst_row_rel_err <= LIMITS[problem.dtype]
 
 
-def judge(problem: Problem, fill: str, inputs: dict[str, Array], output: Array, *, seed: int) -> dict[str, Any]:
+def judge(
+    problem: Problem, fill: str, inputs: dict[str, Array], output: Array, *, seed: int, limit_of: str = ""
+) -> dict[str, Any]:
     """Whether an output is right, and if not, what it is instead."""
     weights = make_weights(problem, seed=seed)
     expected = reference_output(problem, inputs, weights)
-    limit = LIMITS[problem.dtype]
+    limit = LIMITS[limit_of or problem.dtype]
     if output.shape != expected.shape:
         turned = " (transposed)" if sorted(output.shape) == sorted(expected.shape) else ""
         how = f"output shape changed: {output.shape} instead of {expected.shape}{turned}"

@@ -19,7 +19,7 @@ from attnbench.measure import environment, memory
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import compiling, elsewhere, grid, runtime_options
+from attnbench.sweep import compiling, device_arms, devices, elsewhere, grid, runtime_options
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
 from attnbench.sweep.cases import ParkedArm
@@ -44,6 +44,7 @@ class Prepared:
     runtime_probes: dict[str, Probe]
     exporter_probes: dict[str, Probe]
     started_s: float  # monotonic; the time budget counts from here
+    devices: Mapping[str, str] = field(default_factory=dict)  # runtime -> the device that it runs on
     beside: Sequence[Problem] = ()  # that are compiled for arms that cannot run here, and not timed
     refined: list[AnyProblem] = field(default_factory=list)  # that --refine added before the run was interrupted
     make_bench: Callable[..., Bench] = Bench
@@ -80,6 +81,7 @@ def prepare_arms(
     # Any installed runtime may verify an artifact, so all selected ones are asked; the others only by `doctor`.
     runtime_probes = interpreters.probe_runtimes(runtimes)
     takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
+    chosen_devices, runtime_probes = devices.choose(sweep.device, runtime_probes)
     runtime_options.check(sweep.options, runtime_probes)
     arms = grid.arms(sweep, takes, interpreters.told(runtime_probes))
     labels = [arm.label for arm in arms]
@@ -94,6 +96,8 @@ def prepare_arms(
         raise InputError(
             f"baseline {sweep.baseline!r} is none of the arms {', '.join(labels)}{grid.nearest(sweep.baseline, labels)}"
         )
+    arms = device_arms.with_scopes(arms, sweep.baseline, chosen_devices)
+    labels = [arm.label for arm in arms]
     for name in sweep.require:
         if name not in labels and name not in runtimes:
             known = [*labels, *runtimes]
@@ -106,7 +110,7 @@ def prepare_arms(
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes(), beside)
     return Prepared(
         sweep=sweep, plan=plan, problems=problems, arms=arms, beside=beside,
-        runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s,
+        runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s, devices=chosen_devices,
     )  # fmt: skip
 
 
@@ -140,6 +144,7 @@ def run(
             sweep=prepared.sweep, threads=prepared.plan.threads, arms=prepared.arms,
             runtime_probes=prepared.runtime_probes, exporter_probes=prepared.exporter_probes,
             run_dir=run_dir, servers=servers, run_id=manifest["run_id"], peaks=dict(manifest["machine_peak"]),
+            devices=prepared.devices,
         )  # fmt: skip
         progress.start(prepared.plan.total_s)
         try:
@@ -226,7 +231,7 @@ def _harness_ns(bench: Bench, problem: Problem) -> tuple[float, str]:
             runtime="null",
             problem=problem.as_dict(),
             artifact=None,
-            settings=bench.settings(),
+            settings=bench.settings_of("null"),
             purpose="time",
         )
         worker.ask("bind", timeout_s=60.0, problem=problem.as_dict())

@@ -296,12 +296,15 @@ class Tasks:
             return asdict(plugins.load_exporter(plugin).supports(target, opset))
         return asdict(plugins.load_runtime(plugin).supports(target, artifact_from_dict(artifact)))
 
-    def probe(self, *, problem: dict[str, Any], fill: str) -> dict[str, Any]:
-        """One probe (see `attnbench.probes`) on the loaded session; {"ok", "how", "error", "limit", ...}."""
+    def probe(self, *, problem: dict[str, Any], fill: str, limit_of: str = "") -> dict[str, Any]:
+        """One probe (see `attnbench.probes`) on the loaded session; {"ok", "how", "error", "limit", ...}.
+
+        limit_of: the dtype whose limit holds, where it is not the problem's own.
+        """
         from attnbench.sweep import probing
 
         assert self._session is not None
-        return probing.run_probe(cast(Session, self._session), Problem.from_dict(problem), fill, self._seed)
+        return probing.run_probe(cast(Session, self._session), Problem.from_dict(problem), fill, self._seed, limit_of)
 
     def onnx_cases(self, *, folder: str) -> dict[str, Any]:
         """Write the cases of the onnx package for `Attention`; {"cases": name, opset and folder of each}."""

@@ -48,7 +48,7 @@ class OrtCuda(OrtRuntime):
     distributions = ("onnxruntime-gpu",)
     device_kinds = ("cuda",)
     options: Mapping[str, tuple[str, ...]] = {
-        "cuda_graph": _SWITCH, "arena": tuple(_ARENAS), "sdpa_kernel": tuple(_SDPA_KERNELS), "use_tf32": _SWITCH,
+        "cuda_graph": _SWITCH, "arena": tuple(_ARENAS), "sdpa_kernel": tuple(_SDPA_KERNELS), tf32.OPTION: tf32.SWITCH,
     }  # fmt: skip
 
     def _probe_devices(self, version: str) -> Probe:
@@ -91,10 +91,9 @@ class OrtCuda(OrtRuntime):
     def cuda_options(self, settings: Settings) -> dict[str, str]:
         """Options of the CUDA provider."""
         chosen = settings.options
-        use_tf32 = chosen.get("use_tf32", "on" if tf32.is_allowed(settings) else "off")
         return {
             "device_id": str(cuda_driver.device_index(settings.device, self.name)),
-            "use_tf32": _flag(use_tf32),
+            "use_tf32": str(int(tf32.is_allowed(settings))),
             "arena_extend_strategy": _ARENAS[chosen.get("arena", "next_power_of_two")],
             "sdpa_kernel": _SDPA_KERNELS[chosen.get("sdpa_kernel", "default")],
             "enable_cuda_graph": _flag(chosen.get("cuda_graph", "off")),

@@ -7,12 +7,15 @@ import os
 
 from attnbench.interfaces import Settings
 
+OPTION = "use_tf32"  # of a runtime: one arm with TF32, one without
+SWITCH = ("off", "on")
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries when they start; 0 forbids TF32 to all of them
 
 
 def is_allowed(settings: Settings) -> bool:
-    """May products of fp32 be computed in TF32?"""
-    return settings.fp32 == "default" and settings.device != "cpu"
+    """May products of fp32 be computed in TF32? By the option, else by the policy; a CPU has no TF32."""
+    is_asked = settings.options.get(OPTION, "on" if settings.fp32 == "default" else "off") == "on"
+    return is_asked and settings.device != "cpu"
 
 
 def set_override(*, allowed: bool) -> str:

@@ -49,7 +49,7 @@ class TorchRuntime:
     takes_artifact = False
     opt_in = False
     preload: tuple[str, ...] = ("torch", "attnbench.torch_model")
-    options: Mapping[str, tuple[str, ...]] = {BACKEND_OPTION: tuple(_BACKENDS)}
+    options: Mapping[str, tuple[str, ...]] = {BACKEND_OPTION: tuple(_BACKENDS), tf32.OPTION: tf32.SWITCH}
 
     def probe(self) -> Probe:
         """Is torch there?"""
@@ -88,7 +88,7 @@ class TorchEager(RunsPrograms, TorchRuntime):
 
     name = "torch-eager"
     attention = "eager"
-    options: Mapping[str, tuple[str, ...]] = {}
+    options: Mapping[str, tuple[str, ...]] = {tf32.OPTION: tf32.SWITCH}
 
 
 class TorchSdpa(TorchRuntime):
