@@ -14,7 +14,7 @@ from attnbench import trt_compiler
 from attnbench.errors import UnsupportedError
 from attnbench.interfaces import UNKNOWN, Artifact, CompiledFacts, Probe, Settings, Support
 from attnbench.problem import Problem
-from attnbench_runtimes import binding, cuda_driver
+from attnbench_runtimes import binding, cuda_driver, gpu_stack
 
 if TYPE_CHECKING:
     from attnbench_runtimes.tensorrt_session import TensorrtSession
@@ -31,6 +31,7 @@ class TensorrtRuntime:
     name = ""
     module = ""
     compiles_without_gpu: ClassVar[bool] = False
+    architectures: ClassVar[tuple[str, ...]] = ()  # of the GPUs that it has kernels for; empty: not limited
     takes_artifact = True
     opt_in = True
     preload: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class TensorrtRuntime:
         """Is the package there, with what it needs, and is there a GPU?"""
         package = trt_compiler.PACKAGES[self.module]
         found = binding.probe_package(package, self.module)
-        why = cuda_driver.why_no_gpu()
+        why, fix = self._why_not_run(package)
         if not found.available or not why:
             devices = cuda_driver.devices() or ("cpu",)
             return Probe(
@@ -54,7 +55,16 @@ class TensorrtRuntime:
         if self.compiles_without_gpu:
             only = f"{why}, so {self.name} compiles and runs nothing"
             return Probe(available=True, version=found.version, compiles_only=only)
-        return Probe(available=False, version=found.version, reason=why, fix=cuda_driver.INSTALL_DRIVER)
+        return Probe(available=False, version=found.version, reason=why, fix=fix)
+
+    def _why_not_run(self, package: str) -> tuple[str, str]:
+        """Reason and way out where driver or GPU do not fit; both empty where engines can run."""
+        if why := cuda_driver.why_no_gpu():
+            return why, cuda_driver.INSTALL_DRIVER
+        why, fix = gpu_stack.why_driver_too_old_for(package, gpu_stack.cuda_version())
+        if why or not self.architectures:
+            return why, fix
+        return gpu_stack.why_no_architecture(gpu_stack.architecture(), self.architectures, self.name), ""
 
     def __hash__(self) -> int:
         return hash(type(self))
@@ -114,6 +124,7 @@ class TensorrtRtx(TensorrtRuntime):
     name = "tensorrt-rtx"
     module = trt_compiler.RTX
     compiles_without_gpu: ClassVar[bool] = True
+    architectures: ClassVar[tuple[str, ...]] = trt_compiler.ARCHS
     opt_in = False
     preload: tuple[str, ...] = ("tensorrt_rtx",)
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {

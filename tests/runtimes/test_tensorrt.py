@@ -19,7 +19,7 @@ from attnbench_exporters.attention import OnnxAttention
 from attnbench_exporters.blocked import OnnxBlocked
 from attnbench_exporters.contrib import OnnxContrib
 from attnbench_exporters.decomposed import OnnxDecomposed
-from attnbench_runtimes import binding, cuda_buffers, cuda_driver, tensorrt, tensorrt_session
+from attnbench_runtimes import binding, cuda_buffers, cuda_driver, gpu_stack, tensorrt, tensorrt_session
 from tests.runtimes.binding_doubles import Double, arities
 
 EXPORTERS = {e.name: e for e in (OnnxDecomposed, OnnxAttention, OnnxContrib, OnnxBlocked)}
@@ -151,6 +151,35 @@ def test_without_a_gpu_rtx_compiles_only_and_tensorrt_is_unavailable(monkeypatch
         tensorrt.TensorrtRtx().load(problem, artifact, Settings()),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("cuda", "arch", "rtx_words", "trt_words"),
+    [
+        ((13, 0), "sm90", "; this GPU is sm90, so tensorrt-rtx compiles and runs nothing", ""),
+        ((13, 0), "sm89", "", ""),
+        ((12, 8), "sm89", "CUDA 12.8, tensorrt-rtx 1.7 needs CUDA 13", "tensorrt 10.14 needs CUDA 13"),
+    ],
+)
+def test_a_driver_or_gpu_that_does_not_fit_is_the_reason(
+    monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int], arch: str, rtx_words: str, trt_words: str
+) -> None:
+    installed = {"tensorrt_rtx_cu13": "1.7", "tensorrt_cu13": "10.14"}
+    packages = [types.SimpleNamespace(name=name, version=version) for name, version in installed.items()]
+    monkeypatch.setattr(gpu_stack.importlib.metadata, "distributions", lambda: packages)
+    monkeypatch.setattr(cuda_driver, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(cuda_driver, "devices", lambda: ("cuda:0",))
+    monkeypatch.setattr(gpu_stack, "cuda_version", lambda: cuda)
+    monkeypatch.setattr(gpu_stack, "architecture", lambda: arch)
+    monkeypatch.setattr(binding, "probe_package", lambda package, module: binding.Probe(available=True, version="1"))
+    rtx_probe, trt_probe = tensorrt.TensorrtRtx().probe(), tensorrt.Tensorrt().probe()
+    assert rtx_probe.available
+    assert rtx_words in rtx_probe.compiles_only
+    assert bool(rtx_probe.compiles_only) is bool(rtx_words)
+    assert rtx_probe.devices == (("cpu",) if rtx_words else ("cuda:0",))
+    assert trt_probe.available is not bool(trt_words)
+    assert trt_words in trt_probe.reason
+    assert trt_probe.fix == ("update NVIDIA's driver to 580 or newer" if trt_words else "")
 
 
 class HostDevice:
