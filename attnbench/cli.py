@@ -140,6 +140,10 @@ def bench(
     options: Annotated[
         Lists, listed("--options", "--option", help="Of a runtime: torch-sdpa:backend=math.", default="none")
     ] = None,
+    gpu_archs: Annotated[
+        str | None,
+        single("--gpu-archs", help="Compile for, without a GPU.", metavar="sm89,sm120", panel=WHAT, default="sm89"),
+    ] = None,
     onnx: cli_model.Onnx = None,
     module: cli_model.Module = None,
     inputs: cli_model.Inputs = None,

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, get_args
 from attnbench import interpreters, plugins, presets, problem
 from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
+from attnbench.trt_compiler import arch_options
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
 FP32_POLICIES = ("strict", "default")
@@ -329,7 +330,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "exporters": parse_plugins("--exporters", "exporter", params["exporters"]),
         "runtimes": parse_runtimes("--runtimes", params["runtimes"]),
         "opset": parse_sizes("--opset", params["opset"]),
-        "options": split_list("--options", params["options"]),
+        "options": split_list("--options", [*(params["options"] or ()), *arch_options(params.get("gpu_archs"))]),
         "baseline": only_one("baseline", baseline),
         "baseline_precision": baseline_precision,
         "device": params["device"],

@@ -87,6 +87,15 @@ def parse_archs(text: str) -> tuple[str, ...]:
     return found
 
 
+def arch_options(text: str | None) -> list[str]:
+    """`--gpu-archs` as options of the runtime, each of which makes an arm of its own; none where it was not given.
+
+    Raises:
+        InputError: as `parse_archs`.
+    """
+    return [] if text is None else [f"{PACKAGES[RTX]}:arch={arch}" for arch in parse_archs(text)]
+
+
 def compile_onnx(
     source: Path | bytes, *, shapes: Shapes, arch: str | None = DEFAULT_ARCH, module: str = RTX,
     strict: bool | None = None, tf32: bool = False, is_detailed: bool = False, timing_cache: bytes | None = None,

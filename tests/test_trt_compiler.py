@@ -56,6 +56,11 @@ def test_architectures_that_the_compiler_does_not_know_are_refused_with_those_it
         trt_compiler.parse_archs("sm90")
 
 
+def test_architectures_become_an_arm_each() -> None:
+    assert trt_compiler.arch_options("SM89, sm120") == ["tensorrt-rtx:arch=sm89", "tensorrt-rtx:arch=sm120"]
+    assert trt_compiler.arch_options(None) == []
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

@@ -415,7 +415,7 @@ def arms(
                 )  # fmt: skip
                 chosen += [arm] if options in asked or sweep.baseline in (arm.label, arm.asked) else []
     if not sweep.exporters and not sweep.runtimes:
-        chosen = [a for a in chosen if a.label not in NOT_DEFAULT_ARMS]
+        chosen = [a for a in chosen if f"{a.exporter}@{a.runtime}" not in NOT_DEFAULT_ARMS]
     return sorted(chosen, key=lambda a: sweep.baseline not in (a.label, a.asked))
 
 

@@ -52,6 +52,11 @@ def test_the_compiler_is_a_default_where_it_is_installed(monkeypatch: pytest.Mon
         "onnx-decomposed@tensorrt-rtx", "onnx-attention@tensorrt-rtx",
     ]  # fmt: skip
     assert DEFAULT_COMPILER not in selected_runtimes(validate({"runtimes": ["torch-sdpa"]}, where="test"))
+    both = validate({"options": ["tensorrt-rtx:arch=sm89", "tensorrt-rtx:arch=sm120"]}, where="test")
+    assert [arm.label for arm in arms(both, takes) if arm.exporter == "onnx-attention"][-2:] == [
+        "onnx-attention@tensorrt-rtx[arch=sm89]", "onnx-attention@tensorrt-rtx[arch=sm120]",
+    ]  # fmt: skip
+    assert not [arm for arm in arms(both, takes) if arm.exporter == "onnx-contrib" and arm.runtime == DEFAULT_COMPILER]
     monkeypatch.setattr(trt_compiler, "is_installed", lambda: False)
     assert DEFAULT_COMPILER not in selected_runtimes(sweep)
 
