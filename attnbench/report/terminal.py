@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.groups import Panel, latency_ms, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
+from attnbench.report import precisions
 from attnbench.report.compiled_text import terminal_lines
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
 from attnbench.report.judged import count_at, how_judged, words_of
@@ -77,6 +78,8 @@ def _parts(
         parts.append(line(how_judged(records), "dim"))
     parts += [line(text, "bold red") for text in _wrong_lines(panels)]
     parts += [line(text, "yellow") for text in stress_lines(panels)]
+    for table in precisions.tables(records, manifest):
+        parts += [line(text, "bold" if i == 0 else "") for i, text in enumerate(precisions.lines(table))]
     troubles = did_not_run(panels, manifest, run_dir)
     for trouble in troubles[:MAX_TROUBLES]:
         style = "red" if trouble.status in FAILED else "yellow"

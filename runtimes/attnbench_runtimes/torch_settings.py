@@ -44,11 +44,13 @@ def in_force(settings: Settings) -> Iterator[None]:
     """Threads and the policy for fp32, while something is loaded.
 
     Raises:
-        UnsupportedError: torch has no such device here.
+        UnsupportedError: torch has no such device here, or TF32 was asked of a CPU.
         ReadBackError: torch has another number of threads, or somebody allowed products in less than fp32.
     """
     import torch
 
+    if settings.device == "cpu" and settings.options.get(tf32.OPTION) == "on":
+        raise UnsupportedError("use_tf32=on needs a CUDA device: a CPU has no TF32")
     if settings.device != "cpu":
         cuda_driver.device_index(settings.device, "torch")
         if why := _why_no_cuda(torch.__version__):
