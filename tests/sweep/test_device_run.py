@@ -1,0 +1,133 @@
+"""A whole run of an arm on a GPU, on a simulated driver in its workers: what reaches the records."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attnbench import api
+from attnbench.records import Record
+from attnbench.sweep import grid, runner
+from attnbench.sweep.progress import Silent
+from attnbench.sweep.rundir import RunDirectory
+from tests.conftest import make_installer
+from tests.sweep.fakes import FAKES
+
+# The driver is replaced in the workers only, before a session is loaded there.
+ON_GPU = (
+    FAKES
+    + f"""
+import importlib.util
+spec = importlib.util.spec_from_file_location("fake_cuda", {str(Path(__file__).parents[1] / "fake_cuda.py")!r})
+fake_cuda = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(fake_cuda)
+from attnbench.measure import cuda_driver
+
+CUDA = fake_cuda.FakeCuda(free=1 << 30, sleeps=True)
+cuda_driver._load = lambda: CUDA
+
+
+class OnGpu(Good):
+    name = "on-gpu"
+    stream = 7
+
+    def probe(self):
+        return Probe(available=True, version="1", devices=("cuda:0",))
+
+    class session(Session):
+        replays_graph = False
+
+        def bind(self, inputs):
+            self.queue = super().bind(inputs)
+            CUDA.free -= (8 << 20) * (self.lengths > 8)
+
+            def call():
+                self.enqueue()
+                self.synchronize()
+
+            return call
+
+        def enqueue(self):
+            self.queue()
+            CUDA.work(7, 2_000_000)
+
+        def synchronize(self):
+            CUDA.wait_until(CUDA.busy_until[7])
+
+        @property
+        def stream(self):
+            return OnGpu.stream
+
+        def facts(self):
+            return Facts(runtime_version="1", device="cuda:0", device_name="simulated", threads=1,
+                         compute_precision="fp32")
+
+
+class WrongStream(OnGpu):
+    name = "wrong-stream"
+
+    class session(OnGpu.session):
+        stream = 8
+
+
+class HostOnly(OnGpu):
+    name = "host-only"
+
+    class session(OnGpu.session):
+        @property
+        def stream(self):
+            raise AttributeError
+"""
+)
+NAMES = {"on-gpu": "fake_gpu:OnGpu", "wrong-stream": "fake_gpu:WrongStream", "host-only": "fake_gpu:HostOnly"}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Record]]:
+    """The rows of one run, by arm."""
+    with pytest.MonkeyPatch.context() as patch:
+        install = make_installer(tmp_path_factory.mktemp("plugins"), patch)
+        install(runtimes=NAMES, modules={"fake_gpu": ON_GPU})
+        sweep = grid.validate(
+            {"variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "on-gpu",
+             "runtimes": tuple(NAMES), "time_budget_s": 60.0, "timeout_s": 20.0, "threads": 1},
+            where="test",
+        )  # fmt: skip
+        path = tmp_path_factory.mktemp("runs") / "run"
+        runner.run(runner.prepare(sweep), RunDirectory.create(path), command="test", progress=Silent())
+        yield {record.arm: record for record in api.open_run(path).rows}
+
+
+def test_both_clocks_have_a_row(found: dict[str, Record]) -> None:
+    host, device = found["on-gpu"], found["on-gpu[scope=device]"]
+    assert (host.status, device.status) == ("ok", "ok"), (host.reason, device.reason)
+    assert (host.latency_scope, device.latency_scope) == ("host", "device")
+    assert device.latency_ms_median == pytest.approx(2.0, abs=1e-3)  # what the device worked, to the microsecond
+    assert host.latency_ms_median is not None
+    assert host.latency_ms_median > 2.0  # and what the host computed before
+    assert (host.device, device.device) == ("cuda:0", "cuda:0")
+
+
+def test_each_has_its_own_noise_and_baseline(found: dict[str, Record]) -> None:
+    for name in ("on-gpu", "on-gpu[scope=device]"):
+        assert found[name].baseline_arm == name
+        assert found[name].noise_log_ratio is not None
+
+
+def test_memory_of_the_device_is_in_the_row(found: dict[str, Record]) -> None:
+    assert found["on-gpu"].peak_device_bytes == 8 << 20
+    assert "device_shared" not in found["on-gpu"].flags
+    assert found["on-gpu"].facts["device_sharing"]  # NVML does not run here, so who shares it is not known
+
+
+def test_a_wrong_stream_fails_the_row_of_the_devices_clock_only(found: dict[str, Record]) -> None:
+    assert found["wrong-stream"].status == "ok"
+    assert found["wrong-stream[scope=device]"].status == "error"
+    assert "works on another stream" in found["wrong-stream[scope=device]"].reason
+    assert found["wrong-stream[scope=device]"].latency_ms_median is None
+
+
+def test_a_runtime_that_tells_no_stream_has_no_row_of_the_devices_clock(found: dict[str, Record]) -> None:
+    assert found["host-only"].status == "ok"
+    assert found["host-only[scope=device]"].status == "unsupported"
+    assert "has no stream" in found["host-only[scope=device]"].reason
