@@ -42,7 +42,8 @@ class RegionVerdict:
         """`not fused; without `Tanh` (softcap) it is`."""
         said = _SAID[self.verdict]
         if self.culprits:
-            said += f"; {(' and ' if self.is_together else ', or ').join(c.words for c in self.culprits)} it is"
+            changes = (" and " if self.is_together else ", or ").join(culprit.words for culprit in self.culprits)
+            said += f"; {changes} it is{' fused' if self.verdict == 'refused' else ''}"
             said += " (no one of them is enough)" if self.is_together else ""
         elif self.verdict == "unfused":
             tried = f"none of {self.changes_tried} changes" if self.changes_tried else "nothing that can be left out"

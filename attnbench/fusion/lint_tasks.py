@@ -46,6 +46,7 @@ def _told(region: Region, cuts: Sequence[Cut | None], folder: Path) -> dict[str,
     found: dict[str, Any] = {
         "node": anchor.name or anchor.output[0], "operator": f"{domain}::{anchor.op_type}".removeprefix("::"),
         "is_operator": region.is_operator, "files": [], "changes": [], "scores": [], "passed": [],
+        "names": [],
     }  # fmt: skip
     known = [made for made in cuts if made is not None]
     if len(known) < len(cuts):
@@ -56,6 +57,7 @@ def _told(region: Region, cuts: Sequence[Cut | None], folder: Path) -> dict[str,
         found["files"].append(str(file))
         found["scores"].append(made.score_bytes)
         found["passed"].append(made.passed_bytes)
+    found["names"] = list(known[0].names)
     for change in bypass.changes_of(known[0].model):
         name = known[0].names[int(change.node[1:])] if change.node else ""
         found["changes"].append({**change.as_dict(), "node": name})

@@ -1,5 +1,6 @@
 """`attnbench fusion --onnx`: is attention fused in a model from elsewhere, and if not, what keeps it from being?"""
 
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -146,7 +147,7 @@ class _Search:
             return _Judged({"planned": [], "words": words}, "unknown")
         answer, said = self._compile(region, arch, ())
         keys = tuple(change["key"] for change in region["changes"])
-        if said != "unfused" or not keys:
+        if said not in ("unfused", "refused") or not keys:
             return _Judged(answer, said)
         singles = list(self._pool.map(lambda key: self._is_fused(region, arch, (key,)), keys))
         enough = tuple(key for key, is_fused in zip(keys, singles, strict=True) if is_fused)
@@ -181,8 +182,16 @@ def _verdict_of(region: Mapping[str, Any], arch: str, judged: _Judged) -> Region
         layer=region["number"], node=region["node"], operator=region["operator"], arch=arch,
         verdict=judged.verdict,  # type: ignore[arg-type]
         planned_activation_bytes=tuple(judged.answer["planned"]), culprits=tuple(words[key] for key in judged.keys),
-        is_together=judged.is_together, changes_tried=judged.tried, words=judged.answer["words"],
+        is_together=judged.is_together, changes_tried=judged.tried,
+        words=_with_names(judged.answer["words"], region["names"]),
     )  # fmt: skip
+
+
+def _with_names(words: str, names: Sequence[str]) -> str:
+    """The compiler's words with the model's names of nodes for those of the cut, `'n0'` and so on."""
+    return re.sub(
+        r"'n(\d+)'", lambda found: repr(names[int(found[1])]) if int(found[1]) < len(names) else found[0], words
+    )
 
 
 def _whole_verdict(

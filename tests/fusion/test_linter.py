@@ -120,6 +120,14 @@ def test_a_contrib_operator_is_refused_even_where_the_compiler_crashes(tmp_path:
     assert "assumed: batch=1, seq=T" in report.text()
 
 
+def test_what_makes_the_parser_refuse_an_operator_is_named(tmp_path: Path) -> None:
+    report = linted(tmp_path, [Layer(scores="operator", inside=("softcap",))])
+    (region,) = report.regions
+    assert region.verdict == "refused"
+    assert region.sentence().startswith("refused; without `softcap` it is fused: ")
+    assert f"node Attention {region.node!r}" in region.words
+
+
 def test_a_model_of_fixed_sizes_is_judged_by_one_matrix_of_scores(tmp_path: Path) -> None:
     model = encoder([Layer(), Layer(inside=("softcap",))], has_mask=False)
     for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, (1, 2048), strict=False):
