@@ -33,11 +33,11 @@ TRAIT = "interpreter"  # of a probe: the fields of an `Interpreter`
 
 # Any Python since 2.7 can run this: an old one must be able to say that it is old.
 _ASK = """
-import json, platform, sys
+import json, os, platform, sys
 sys.path[:] = [p for p in sys.path if p]
 found = {"python_version": platform.python_version(), "architecture": platform.machine(),
          "is_64bit": sys.maxsize > 2**32, "implementation": platform.python_implementation(),
-         "no_numpy": "", "versions": {}}
+         "no_numpy": "", "versions": {}, "pid": os.getpid(), "executable": sys.executable}
 try:
     import numpy
 except Exception as err:
@@ -54,6 +54,7 @@ except ImportError:
 sys.stdout.write("\\n" + sys.argv[1] + json.dumps(found) + "\\n")
 """
 _MARK = "attnbench asks: "
+_SAID = {"python_version", "architecture", "is_64bit", "implementation", "no_numpy", "versions", "pid", "executable"}
 _MAX_LINES = 64  # of what an interpreter may print by itself before it answers
 
 
@@ -202,7 +203,7 @@ def _probe(name: str, python: str, timeout_s: float) -> "Probe":
     except UnfitError as err:
         return Probe(available=False, reason=err.reason, fix=err.fix)
     answer = plugins.ask("runtime", name, [*launcher(python, name, "-E"), "attnbench.plugins"], timeout_s)
-    fix = re.sub(r"(^|&& )pip ", rf"\1{python} -m pip ", answer.fix)
+    fix = re.sub(r"\bpip (?=(un)?install )", lambda _: f"{python} -m pip ", answer.fix)
     if fix == plugins.show_command("runtime", name):
         fix = f"{sys.executable} -P -m attnbench.interpreters {python} {name}"
     reason = f"{answer.reason} (in {python})" if answer.reason else ""
@@ -254,15 +255,22 @@ def _asked(python: str) -> dict[str, Any]:
             os.killpg(child.pid, signal.SIGKILL)
         code = child.wait()
         child.stdout.close()
-    return _answer_in(python, blob, None if timed_out else code)
+    found = _answer_in(python, blob, None if timed_out else code)
+    if found["pid"] != child.pid:
+        raise UnfitError(
+            f"{python} starts {found['executable']} as a process of its own, which could outlive a run",
+            f"name {found['executable']}",
+        )
+    return found
 
 
 def _answer_in(python: str, blob: bytes, code: int | None) -> dict[str, Any]:
     for line in blob.decode(errors="replace").splitlines():
         if line.startswith(_MARK):
-            with suppress(ValueError):
+            with suppress(ValueError, AttributeError):  # no JSON, no object
                 found: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-                return found
+                if found.keys() >= _SAID:
+                    return found
     if code is None:
         raise UnfitError(f"{python} had not said what it is after {ASK_TIMEOUT_S:g} s and was killed")
     if blob:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import flags, interpreters
+from attnbench import flags, interpreters, plugins
 from attnbench.errors import InputError, UnavailableError
+from attnbench.interfaces import Probe
 from attnbench.sweep.workers import ForkServers, Worker
 from tests.other_python import make_python
 
@@ -62,9 +63,9 @@ def answer(**fields: object) -> str:
     """A script that answers as a python with these properties would."""
     said = {
         "python_version": "3.12.1", "architecture": platform.machine(), "is_64bit": True, "implementation": "CPython",
-        "no_numpy": "", "versions": {}, **fields,
+        "no_numpy": "", "versions": {}, "executable": "", **fields,
     }  # fmt: skip
-    return f"printf '%s%s\\n' \"$4\" '{json.dumps(said)}'"
+    return f"printf '%s%s, \"pid\": %s}}\\n' \"$4\" '{json.dumps(said)[:-1]}' $$"
 
 
 def test_what_a_worker_imports_is_numpy_the_runtime_and_attnbench() -> None:
@@ -97,6 +98,20 @@ def test_a_missing_runtime_is_told_with_the_command_of_that_python(ours: str) ->
     assert not probe.available
     assert probe.reason == f"the package onnxruntime is not installed (in {ours})"
     assert probe.fix == f"{ours} -m pip install onnxruntime"
+
+
+@pytest.mark.parametrize(
+    ("fix", "expected"),
+    [
+        ("pip uninstall -y a && pip install b", "{0} -m pip uninstall -y a && {0} -m pip install b"),
+        ("install the driver; then pip install 'a[b]'", "install the driver; then {0} -m pip install 'a[b]'"),
+    ],
+)
+def test_every_pip_of_a_way_out_is_that_of_the_other_python(
+    ours: str, monkeypatch: pytest.MonkeyPatch, fix: str, expected: str
+) -> None:
+    monkeypatch.setattr(plugins, "ask", lambda *_: Probe(available=False, reason="no", fix=fix))
+    assert interpreters.probe_runtimes([f"ort-cpu@{ours}"])[f"ort-cpu@{ours}"].fix == expected.format(ours)
 
 
 def test_a_probe_that_breaks_there_has_a_command_that_shows_why(ours: str, install_plugin: Callable[..., Path]) -> None:
@@ -174,6 +189,8 @@ def test_a_program_for_another_machine(tmp_path: Path) -> None:
 
 def test_a_program_that_is_no_python(script: Script) -> None:
     assert "is no Python: asked what it is, it printed 'hello'" in why_not(script("echo hello"))
+    for half in ("{}", "7", "{"):
+        assert "is no Python: asked what it is, it printed" in why_not(script(f'echo "$4{half}"'))
     assert "ended with exit code 3 without an answer" in why_not(script("exit 3"))
     assert "was killed by signal 9 without an answer" in why_not(script("kill -9 $$"))
 
@@ -196,6 +213,16 @@ def test_an_old_python(script: Script) -> None:
 def test_a_python_of_another_architecture(script: Script) -> None:
     assert "is a Python for riscv64, this one is for" in why_not(script(answer(architecture="riscv64")))
     assert ", 32-bit, this one is for" in why_not(script(answer(is_64bit=False)))
+
+
+def test_a_script_that_starts_a_python_beside_itself_is_refused(script: Script, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env", {"numpy": None})
+    wrapper = script(f'{python} "$@"')
+    assert why_not(wrapper) == (
+        f"{wrapper} starts {python} as a process of its own, which could outlive a run: name {python}"
+    )
+    exact = script(f'exec {python} "$@"')
+    assert interpreters.describe(exact).python_version == platform.python_version()
 
 
 def test_what_an_interpreter_prints_before_its_answer_does_no_harm(script: Script) -> None:

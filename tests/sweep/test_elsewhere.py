@@ -24,7 +24,7 @@ from tests.other_python import install, make_python
 from tests.sweep import fakes
 
 SETTINGS: dict[str, Any] = {
-    "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "time_budget_s": 20.0,
+    "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "time_budget_s": 60.0,
     "timeout_s": 60.0, "threads": 1, "exporters": ("onnx-attention",),
 }  # fmt: skip
 
