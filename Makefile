@@ -108,7 +108,7 @@ gpu-check: setup ## On a machine with a GPU: its tests, then a sweep of all that
 	$(BIN)/python -P tests/gpu_check.py $(ARGS)
 
 wheelhouse: setup ## Fill wheelhouse/ for make setup OFFLINE=wheelhouse/ on a machine without a network
-	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(SYSTEM),--system) $(if $(EXTRA),--extra "$(EXTRA)") \
+	$(BIN)/python setup_env.py --wheelhouse wheelhouse $(if $(EXTRA),--extra "$(EXTRA)") \
 	  $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 
 clean: ## Remove .venv, caches and builds; results/ stays
