@@ -1,6 +1,8 @@
 """`attnbench fusion --onnx` from its command line."""
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import onnx
@@ -51,3 +53,16 @@ def test_text_fits_into_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "exit code 1: 1 of 1 attention regions are not fused" in err
     assert "returned weights" in " ".join(out.split())
     assert max(map(len, out.splitlines()[1:])) <= 80
+
+
+def test_without_the_compiler_nothing_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    onnx.save(encoder([Layer()]), tmp_path / "m.onnx")
+    assert main(["fusion", "--onnx", str(tmp_path / "m.onnx"), "--fail-on", "unfused"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "tensorrt-rtx is not installed" in err
+    assert "pip install tensorrt-rtx" in err

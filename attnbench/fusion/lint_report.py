@@ -46,8 +46,8 @@ class RegionVerdict:
             said += f"; {changes} it is{' fused' if self.verdict == 'refused' else ''}"
             said += " (no one of them is enough)" if self.is_together else ""
         elif self.verdict == "unfused":
-            tried = f"none of {self.changes_tried} changes" if self.changes_tried else "nothing that can be left out"
-            said += f"; {tried} makes it fused"
+            tried = f"({self.changes_tried} tried)" if self.changes_tried else "(there is nothing in it)"
+            said += f"; nothing that can be left out makes it fused {tried}"
         if self.words:
             said += "; a build that keeps the operator whole is refused" if self.verdict == "unfused" else ""
             said += f": {' '.join(self.words.split())[:_WORDS_CHARS]}"

@@ -74,3 +74,13 @@ def test_equal_neighbours_are_told_once() -> None:
     first = REPORT.regions[0]
     report = replace(REPORT, regions=tuple(replace(first, layer=n, node=f"{n}/Softmax") for n in range(12)), whole=())
     assert report.text().splitlines()[2:] == ["  layers 0-11 (0/Softmax .. 11/Softmax): fused [0.0 -> 0.0 MB]"]
+
+
+def test_where_no_change_helps_it_is_said() -> None:
+    unfused = replace(REPORT.regions[1], culprits=(), changes_tried=3)
+    assert unfused.sentence() == "not fused; nothing that can be left out makes it fused (3 tried)"
+    both = replace(REPORT.regions[1], is_together=True, culprits=(*REPORT.regions[1].culprits,
+                   Culprit(words="in fp16 instead of fp32", node="")))  # fmt: skip
+    assert both.sentence() == (
+        "not fused; without `Tanh` (softcap) and in fp16 instead of fp32 it is (no one of them is enough)"
+    )
