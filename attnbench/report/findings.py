@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.analysis.groups import JUDGED_BY, Panel, latency_ms
-from attnbench.records import FAILED, Record
+from attnbench.records import COMPILES_ONLY, FAILED, Record
 from attnbench.report.judged import words_of
 from attnbench.report.merged import folder_of, manifest_of, runs_of
 from attnbench.report.text import (
@@ -145,7 +145,8 @@ def _visits(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]
     if visits and contended is not None:
         share = fmt_percent(contended / visits) if contended else "none"
         sentences.append(f"Contended visits: {contended:,} of {visits:,} ({share}).")
-    flagged = Counter(flag for r in records for flag in r.flags if not flag.startswith(JUDGED_BY))
+    untold = (JUDGED_BY, COMPILES_ONLY)  # which the report tells elsewhere
+    flagged = Counter(flag for r in records for flag in r.flags if not flag.startswith(untold))
     if flagged:
         words = [f"{fmt_count(n, 'case')} {flag}" for flag, n in sorted(flagged.items())]
         sentences.append(f"Flagged: {', '.join(words)}.")

@@ -6,6 +6,7 @@ from attnbench.analysis.groups import make_panels
 from attnbench.problem import Problem
 from attnbench.records import COMPILES_ONLY, Record
 from attnbench.report import compiled_text, figures
+from attnbench.report.findings import trust_line
 from tests.report.conftest import make_record
 
 VERSION = "1.7.1.116"
@@ -78,3 +79,7 @@ def test_the_picture_has_a_line_per_file_fused_solid_and_unfused_dashed() -> Non
     lines = figure.axes[0].get_lines()
     assert [line.get_linestyle() for line in lines] == ["-", "--"]
     assert [list(line.get_xdata()) for line in lines] == [[512, 1024], [512, 1024]]
+
+
+def test_that_a_row_was_only_compiled_is_no_warning_of_how_far_to_trust_the_run() -> None:
+    assert "compiles_only" not in " ".join(trust_line(ROWS, {"visits": 4, "contended_visits": 0}))
