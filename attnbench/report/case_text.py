@@ -9,6 +9,7 @@ from attnbench.analysis.groups import GIVEN, judge_of, peak_bytes
 from attnbench.analysis.lookup import label_of, problem_of
 from attnbench.records import Record
 from attnbench.report import text
+from attnbench.report.device_text import device_lines
 from attnbench.report.stress_text import stress_sentence
 
 _SCOPES = {
@@ -96,6 +97,7 @@ def _what_ran(r: Record) -> Iterator[str]:
         return
     threads = "an unknown number of threads" if r.threads is None else text.fmt_count(r.threads, "thread")
     yield f"On {r.device} ({r.device_name}), {threads}, products in {r.compute_precision or 'unknown precision'}."
+    yield from device_lines(r)
     if r.model is not None and r.attention_kernel in (None, "unknown"):
         return
     if r.attention_kernel in (None, "unknown"):
