@@ -15,7 +15,7 @@ from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import CACHE_ROOM, OUTPUT_NAME, Problem
 from attnbench_runtimes import binding, ort_words
 from attnbench_runtimes.ort_device import Buffers
-from attnbench_runtimes.ort_loaded import KINDS, Asked, LoadedFile, raw
+from attnbench_runtimes.ort_loaded import KINDS, Asked, LoadedFile, Providers, raw
 
 _KINDS = {"tensor(bfloat16)": KINDS["bf16"]}  # what NumPy alone cannot say
 
@@ -96,11 +96,16 @@ class OrtRuntime:
         if artifact is None:
             raise UnsupportedError(f"{self.name} runs ONNX files; name an exporter")
         binding.refuse_options(settings, self.name, self.options, device_kinds=self.device_kinds)
-        session = OrtSession(self, problem, artifact, settings)
-        try:
+        with contextlib.ExitStack() as stack:
+            session = self._opened(problem, artifact, settings, stack)
+            stack.callback(session.close)
             yield session
-        finally:
-            session.close()
+
+    def _opened(
+        self, problem: Problem, artifact: Artifact, settings: Settings, stack: contextlib.ExitStack
+    ) -> "OrtSession":
+        """A session, and in `stack` what must outlive it."""
+        return OrtSession(self, problem, artifact, settings)
 
     @contextlib.contextmanager
     def load_model(self, problem: ModelProblem, artifact: Artifact, settings: Settings) -> "Iterator[ModelSession]":
@@ -162,7 +167,7 @@ class OrtCpu(OrtRuntime):
 class OrtSession(LoadedFile):
     """A loaded file with inputs and output bound in place, so that a call copies nothing."""
 
-    def __init__(self, runtime: OrtRuntime, problem: Problem, artifact: Artifact, settings: Settings) -> None:
+    def __init__(self, runtime: Providers, problem: Problem, artifact: Artifact, settings: Settings) -> None:
         super().__init__(runtime, problem, artifact, settings)
         self._problem = problem
         # Such a file takes one buffer as past and as present; between two its operator would copy all old tokens.

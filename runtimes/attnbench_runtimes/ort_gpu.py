@@ -11,6 +11,7 @@ import contextlib
 import io
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from attnbench.files import write_bytes
 from attnbench.interfaces import Artifact, Probe, Settings
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
-from attnbench_runtimes import cuda_driver, elf_needs, gpu_stack, tf32
-from attnbench_runtimes.ort import OrtRuntime
+from attnbench_runtimes import cuda_buffers, cuda_driver, elf_needs, gpu_stack, tf32
+from attnbench_runtimes.ort import OrtRuntime, OrtSession
 from attnbench_runtimes.ort_loaded import Asked
+from attnbench_runtimes.ort_stream import OrtGpuSession
 
 CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
 # What may stay on the CPU or on another provider: arithmetic on shapes, which GPUs' providers leave to the host.
@@ -51,6 +53,13 @@ class OrtCuda(OrtRuntime):
         "cuda_graph": _SWITCH, "arena": tuple(_ARENAS), "sdpa_kernel": tuple(_SDPA_KERNELS), tf32.OPTION: tf32.SWITCH,
     }  # fmt: skip
 
+    def probe(self) -> Probe:
+        """As `OrtRuntime.probe`; without a driver another wheel alone helps nobody."""
+        found, why = super().probe(), cuda_driver.why_no_gpu()
+        if found.available or not why or why in found.reason:
+            return found
+        return replace(found, reason=f"{why}; {found.reason}", fix=f"{cuda_driver.INSTALL_DRIVER}; then {found.fix}")
+
     def _probe_devices(self, version: str) -> Probe:
         """A driver with a GPU, and every library that the providers are linked against."""
         reasons = [why] if (why := cuda_driver.why_no_gpu()) else []
@@ -70,6 +79,15 @@ class OrtCuda(OrtRuntime):
         if reasons:
             return Probe(available=False, version=version, reason="; ".join(reasons), fix="; then ".join(fixes))
         return Probe(available=True, version=version, devices=cuda_driver.devices())
+
+    def _opened(
+        self, problem: Problem, artifact: Artifact, settings: Settings, stack: contextlib.ExitStack
+    ) -> OrtSession:
+        """A session on a stream of ours; without a driver one that onnxruntime puts elsewhere, which is then caught."""
+        if cuda_driver.why_no_gpu():
+            return OrtSession(self, problem, artifact, settings)
+        gpu = stack.enter_context(cuda_buffers.opened(cuda_driver.device_index(settings.device, self.name)))
+        return OrtGpuSession(self, problem, artifact, settings, gpu)
 
     def asked(self, problem: AnyProblem, artifact: Artifact, settings: Settings) -> Asked:
         """The CUDA provider with the options of the settings."""

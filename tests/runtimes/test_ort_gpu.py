@@ -18,14 +18,14 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from attnbench.errors import ReadBackError, UnsupportedError
+from attnbench.errors import NotRunError, ReadBackError, UnsupportedError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Artifact, Settings
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters.contrib import OnnxContrib
-from attnbench_runtimes import cuda_driver, elf_needs, ort_gpu, ort_loaded, tf32
-from attnbench_runtimes.ort import OrtCpu
+from attnbench_runtimes import cuda_buffers, cuda_driver, elf_needs, ort_gpu, ort_loaded, tf32
+from attnbench_runtimes.ort import OrtCpu, OrtSession
 from attnbench_runtimes.ort_gpu import CUDA, TENSORRT, OrtCuda, OrtTensorRt
 
 CPU = "CPUExecutionProvider"
@@ -299,3 +299,40 @@ def test_a_file_that_is_no_library_needs_nothing(tmp_path: Path) -> None:
 def test_what_to_install_is_named_by_the_libraries_that_are_missing() -> None:
     assert ort_gpu._installs(["libcublasLt.so.13"]) == ["pip install 'onnxruntime-gpu[cuda,cudnn]'"]
     assert ort_gpu._installs(["libnvinfer.so.10"]) == ["pip install tensorrt==10.*"]
+
+
+def test_a_session_on_a_gpu_works_on_the_stream_that_it_tells(
+    answering: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = create_autospec(cuda_buffers.Device, instance=True)
+    gpu.stream = 4711
+    opened = create_autospec(cuda_buffers.opened)
+    opened.return_value.__enter__.return_value = gpu
+    monkeypatch.setattr(cuda_buffers, "opened", opened)
+    monkeypatch.setattr(cuda_driver, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(cuda_driver, "devices", lambda: ("cuda:0", "cuda:1", "cuda:2"))
+    bound: list[Any] = []
+    monkeypatch.setattr(OrtSession, "_bound_on_device", lambda session, io, elements, element: bound.append(io))
+    answering([CUDA, CPU], [(CUDA, "::MatMul", "a")])
+    settings = Settings(device="cuda:2", options={"cuda_graph": "on"})
+    with OrtCuda().load(small(), a_file(tmp_path), settings) as session:
+        opened.assert_called_once_with(2)
+        assert (session.stream, session.replays_graph) == (4711, True)
+        assert dict(session._asked)[CUDA]["user_compute_stream"] == "4711"
+        with pytest.raises(NotRunError):
+            session.enqueue()
+        call = session.bind(make_inputs(small()))
+        run = session._session.run_with_iobinding
+        session.enqueue()
+        io, options = run.call_args.args
+        assert io is bound[0]
+        waits = "disable_synchronize_execution_providers"
+        assert (options.get_run_config_entry(waits), options.get_run_config_entry("gpu_graph_id")) == ("1", "1")
+        gpu.synchronize.assert_not_called()
+        session.synchronize()
+        gpu.synchronize.assert_called_once_with()
+        call()  # onnxruntime waits by itself, and replays the same graph
+        _, options = run.call_args.args
+        assert options.get_run_config_entry("gpu_graph_id") == "1"
+        with pytest.raises(RuntimeError):
+            options.get_run_config_entry(waits)
