@@ -364,6 +364,7 @@ class Arm:
     opset: int | None = None  # as asked; None: the exporter's default
     options: runtime_options.Options = ()
     compiles_only: bool = False  # here: its runtime compiles and cannot run
+    on_gpu: bool = False  # here; what plans go by
     interpreter: tuple[str, str] | None = None  # not ours: name of the environment, version of the runtime in it
 
     @property

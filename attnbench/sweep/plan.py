@@ -16,6 +16,8 @@ from attnbench.sweep.model_sizes import tensor_bytes
 # Orientation measured on a 2-vCPU Zen machine with one thread; a run corrects itself by what it sees.
 GFLOPS_PER_THREAD = {"fp32": 80.0, "bf16": 120.0, "fp16": 3.0}
 CALL_OVERHEAD_S = 20e-6
+# Of a small GPU, taken low: not measured, and a run corrects itself.
+GPU_GFLOPS, GPU_BYTES_PER_S, GPU_START_S = 5000.0, 2e11, 3.0
 # Eager attention writes and reads the score matrix several times, through pages fetched anew in every call.
 EAGER_PASSES = {"none": 8, "causal_top_left": 12}
 EAGER_BYTES_PER_S = 4e9
@@ -148,7 +150,7 @@ def make_plan(
     return Plan(**{**vars(plan), "notices": tuple(notices)})
 
 
-def call_s(problem: AnyProblem, runtime: str, threads: int) -> float:
+def call_s(problem: AnyProblem, runtime: str, threads: int, *, on_gpu: bool = False) -> float:
     """Predicted seconds of one call."""
     if runtime == "null":
         return CALL_OVERHEAD_S
@@ -157,18 +159,20 @@ def call_s(problem: AnyProblem, runtime: str, threads: int) -> float:
     # Most runtimes compute the whole square of a causal problem.
     is_whole = runtime == "torch-sdpa" or problem.variant != "causal"
     whole = problem if is_whole else replace(problem, variant="cross", mask="none")
-    seconds: float = roofline.flops(whole) / (GFLOPS_PER_THREAD[problem.dtype] * threads**0.9 * 1e9)
+    gflops = GPU_GFLOPS if on_gpu else GFLOPS_PER_THREAD[problem.dtype] * threads**0.9
+    seconds: float = roofline.flops(whole) / (gflops * 1e9)
     if runtime == "torch-eager":
         passes = EAGER_PASSES["none" if problem.mask == "none" else "causal_top_left"]  # any mask is one more pass
-        seconds += passes * problem.score_bytes() / EAGER_BYTES_PER_S
+        seconds += passes * problem.score_bytes() / (GPU_BYTES_PER_S if on_gpu else EAGER_BYTES_PER_S)
     return CALL_OVERHEAD_S + seconds
 
 
 def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: int) -> GroupPlan:
     """Predict one problem group."""
     arms = [a for a in arms if not a.compiles_only]
-    lanes = [a.plugin for a in arms] + [a.plugin for a in arms if a.label == sweep.baseline]
-    calls = [call_s(problem, runtime, threads) for runtime in lanes]
+    lanes = [*arms, *(a for a in arms if a.label == sweep.baseline)]
+    calls = [call_s(problem, arm.plugin, threads, on_gpu=arm.on_gpu) for arm in lanes]
+    starts_s = GPU_START_S * sum(arm.on_gpu for arm in [*lanes, *arms])  # a context of CUDA in every worker
     round_s = sum(rounds.predicted_visit_s(c) for c in calls)
     at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
     worker_s = WORKER_S + LOAD_S_PER_GB * _weights_gb(problem)
@@ -181,7 +185,7 @@ def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: 
     wanted = rounds.rounds_wanted(round_s)
     return GroupPlan(
         problem=problem,
-        overhead_s=checks + memory + reference + stress,
+        overhead_s=checks + memory + reference + stress + starts_s,
         round_s=round_s,
         min_timing_s=round_s * rounds.least_rounds(round_s),
         full_timing_s=round_s * wanted,
@@ -207,7 +211,8 @@ def _memory_bytes(problem: AnyProblem, arms: Sequence[Arm]) -> int:
     tensors = roofline.bytes_min(problem)
     total = 0.0
     for arm in arms:
-        total += score * SCORE_MATRICES.get(arm.plugin, OTHER_SCORE_MATRICES) + 2 * tensors + (150 << 20)
+        scores = 0.0 if arm.on_gpu else score * SCORE_MATRICES.get(arm.plugin, OTHER_SCORE_MATRICES)
+        total += scores + 2 * tensors + (150 << 20)
     return int(total)
 
 

@@ -97,6 +97,7 @@ def prepare_arms(
             f"baseline {sweep.baseline!r} is none of the arms {', '.join(labels)}{grid.nearest(sweep.baseline, labels)}"
         )
     arms = device_arms.with_scopes(arms, sweep.baseline, chosen_devices)
+    arms = [replace(arm, on_gpu=chosen_devices[arm.runtime].startswith("cuda")) for arm in arms]
     labels = [arm.label for arm in arms]
     for name in sweep.require:
         if name not in labels and name not in runtimes:

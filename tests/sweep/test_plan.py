@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from attnbench.problem import Problem
@@ -76,3 +78,16 @@ def test_a_causal_core_of_two_lengths_is_planned_as_its_whole_rectangle() -> Non
     problem = Problem.make(part="core", variant="causal", seq_len=8, kv_len=4)
     whole = Problem.make(part="core", variant="cross", seq_len=8, kv_len=4)
     assert call_s(problem, "ort-cpu", 1) == call_s(whole, "ort-cpu", 1) > call_s(problem, "torch-sdpa", 1)
+
+
+def test_what_runs_on_a_gpu_is_not_planned_by_the_speed_and_memory_of_the_cpu() -> None:
+    """fp16 at T = 16384 takes a CPU minutes a call: so planned, a budget would leave out what a GPU does at once."""
+    problem = Problem.make(variant="self", seq_len=16384, dtype="fp16")
+    assert call_s(problem, "torch-sdpa", 1) > 100 > 1 > call_s(problem, "torch-sdpa", 1, on_gpu=True)
+    sweep = grid.validate({"seq_lens": (16384,), "variants": ("self",), "dtypes": ("fp16",)}, where="t")
+    plans = [
+        make_plan(sweep, grid.problems(sweep), [replace(arm, on_gpu=on_gpu) for arm in ARMS], 1, None)
+        for on_gpu in (False, True)
+    ]
+    assert plans[1].groups[0].min_timing_s < plans[0].groups[0].min_timing_s / 50
+    assert plans[1].peak_memory_bytes < plans[0].peak_memory_bytes / 2
