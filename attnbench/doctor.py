@@ -148,7 +148,7 @@ def _verdict(answer: Probe) -> str:
         opt_in = "  (opt-in: name it with --runtimes)" if answer.traits.get("opt_in") else ""
         on = f"  on {', '.join(answer.devices)}" if answer.devices != ("cpu",) else ""
         limits = [f"only on the CPU: {answer.no_cuda}"] if answer.no_cuda else []
-        limits += [f"it only compiles: {answer.compiles_only}"] if answer.compiles_only else []
+        limits += [answer.compiles_only] if answer.compiles_only else []
         return "\n".join([f"available  {answer.version}{on}{opt_in}".rstrip(), *limits])
     fix = f"\nfix: {answer.fix}" if answer.fix else ""
     return f"unavailable: {answer.reason or 'it does not say why'}{fix}"

@@ -68,10 +68,10 @@ def test_a_folder_that_hides_a_package_is_a_fault() -> None:
 def test_a_runtime_says_where_it_runs_and_why_not_on_a_gpu() -> None:
     here = Probe(available=True, version="2.13", devices=("cuda:0", "cpu"))
     cpu = Probe(available=True, version="2.13", no_cuda="torch 2.13 was built without CUDA")
-    only = Probe(available=True, version="1.7", compiles_only="there is no NVIDIA driver")
+    only = Probe(available=True, version="1.7", compiles_only="there is no NVIDIA driver, so it compiles")
     runtimes = {"torch-sdpa": here, "torch-eager": cpu, "tensorrt-rtx": only}
     text = doctor.render(diagnosis(seen(), runtimes), width=80, color=False)
-    assert "it only compiles: there is no NVIDIA driver" in text
+    assert "there is no NVIDIA driver, so it compiles" in text
     assert "available  2.13  on cuda:0, cpu" in text
     assert "only on the CPU: torch 2.13 was built without CUDA" in text
 
