@@ -9,6 +9,7 @@ import pytest
 from attnbench.errors import UnsupportedError
 from attnbench.trt_compiler import ARCHS
 from attnbench_runtimes import cuda_driver, gpu_stack
+from attnbench_runtimes.ort_gpu import OrtCuda
 
 ORT = "onnxruntime-gpu 1.31.1"
 LINKED = ["libcudnn.so.9", "libcufft.so.12", "libcublasLt.so.13", "libcublas.so.13"]
@@ -156,3 +157,19 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(monkeypatch: pyt
     assert cuda_driver.device_index("cuda:1", "ort-cuda") == 1
     with pytest.raises(UnsupportedError, match="ort-cuda has no cuda:2 here; the GPUs are cuda:0, cuda:1"):
         cuda_driver.device_index("cuda:2", "ort-cuda")
+
+
+def test_a_wheel_for_cpus_is_not_the_only_thing_missing_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("needs the wheel of onnxruntime for CPUs")
+    words = "has no CUDAExecutionProvider; it has"
+    for why in ("there is no NVIDIA driver: libcuda.so.1 is missing", ""):
+        monkeypatch.setattr(cuda_driver, "why_no_gpu", lambda why=why: why)
+        probe = OrtCuda().probe()
+        assert not probe.available
+        assert words in probe.reason
+        assert probe.reason.startswith(f"{why}; onnxruntime" if why else "onnxruntime")
+        assert probe.fix.endswith("pip uninstall -y onnxruntime && pip install onnxruntime-gpu")
+        assert probe.fix.startswith("install NVIDIA's driver") is bool(why)
