@@ -93,6 +93,7 @@ class TensorrtRuntime:
             raise UnsupportedError(f"{why}, so {self.name} runs nothing here")
         if "arch" in settings.options:
             raise UnsupportedError(f"{self.name} runs what it compiles for the GPU that is here; leave arch out")
+        asked.pop("arch", None)  # None: of the GPU that is here
         index = cuda_driver.device_index(settings.device, self.name)
         with cuda_buffers.opened(index) as device:
             yield tensorrt_session.open_session(self, problem, artifact, settings, asked, device)

@@ -1,5 +1,6 @@
 """TensorRT and TensorRT-RTX: compiled for real without a GPU; run on doubles that have the real binding's names."""
 
+import contextlib
 import ctypes
 import json
 import types
@@ -220,6 +221,7 @@ class Rig:
         self.trt, self.problem, self.places, self.shapes = trt, problem, {}, {}
         self.contexts: list[Double] = []
         self.built: list[trt_compiler.Compiled] = []
+        self.asked: list[dict[str, Any]] = []
         self.needs = 512
         self.engine = Double(
             trt.ICudaEngine, create_execution_context=self.make_context,
@@ -269,6 +271,7 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rig]:
             build_ms=12.5, attention_decomposed=False, timing_cache=b"timing",
         )  # fmt: skip
         made.built.append(found)
+        made.asked.append(asked)
         return found
 
     monkeypatch.setattr(trt_compiler, "load_module", lambda name: made.module)
@@ -325,6 +328,26 @@ def test_its_work_can_be_queued_without_waiting(
     assert waits == []
     call()
     assert (waits, session.stream, session.replays_graph) == ([7], 7, replays)
+
+
+def test_a_gpu_that_is_here_is_compiled_for_whatever_the_default_architecture(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = HostDevice()
+    monkeypatch.setattr(cuda_driver, "why_no_gpu", lambda: "")
+    monkeypatch.setattr(cuda_driver, "devices", lambda: ("cuda:0",))
+    monkeypatch.setattr(cuda_buffers, "opened", lambda index: contextlib.nullcontext(device))
+    artifact = Artifact(path=Path("m.onnx"), exporter="e", opset=23, sha256="ab", size_bytes=1, problem=PROBLEM)
+    with tensorrt.TensorrtRtx().load(PROBLEM, artifact, GPU) as session:
+        session.bind(inputs_at(PROBLEM))()
+    assert [asked["arch"] for asked in rig.asked] == [None]
+    assert [asked["strict"] for asked in rig.asked] == [True]
+    named = Settings(device="cuda:0", options={"arch": "sm120"})
+    with (
+        pytest.raises(UnsupportedError, match="leave arch out"),
+        tensorrt.TensorrtRtx().load(PROBLEM, artifact, named),
+    ):
+        pass
 
 
 def test_binding_again_gives_the_old_buffers_back(rig: Rig) -> None:

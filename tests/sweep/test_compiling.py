@@ -11,7 +11,7 @@ from attnbench import api, trt_compiler
 from attnbench.errors import AttnbenchError, PluginError, ReadBackError, UnsupportedError, WorkerCrashed
 from attnbench.interfaces import CompiledFacts, Probe
 from attnbench.problem import Problem
-from attnbench.sweep import compile_task, compiling
+from attnbench.sweep import compile_task, compiling, runner
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import Case, Exported
 from attnbench.sweep.grid import DEFAULT_COMPILER, Arm, arms, selected_runtimes, validate
@@ -174,6 +174,8 @@ def test_a_run_without_a_gpu_has_rows_of_the_compiler(tmp_path: Path) -> None:
         assert r["empty_reasons"]["latency_ms_median"] == "compiled only: there is no device here to run it on"
     assert {r["status"] for r in rows if r["runtime"] == "torch-sdpa"} == {"ok"}
     assert run.exit_code == 0
+    run_dir, prepared = runner.resume(tmp_path / "run")
+    assert len(runner._finished(run_dir, prepared)[0]) == len(rows)  # all of it: a resumed run has nothing to do
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Compiled, not run: tensorrt-rtx" in page
     assert (tmp_path / "run" / "plots" / "planned-memory.svg").exists()
