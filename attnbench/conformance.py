@@ -10,6 +10,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +189,17 @@ def _artifact(runtime: Runtime, problem: Problem, path: Path, export: Export) ->
     return export(problem, path, _SEED) if runtime.takes_artifact else None
 
 
+def _settings(runtime: Runtime) -> Settings:
+    """On the CPU, or on the first device of a runtime that has none there."""
+    devices = runtime.probe().devices
+    return Settings(seed=_SEED, device="cpu" if "cpu" in devices else devices[0])
+
+
 def _check_loads(
     where: str, runtime: Runtime, problem: Problem, artifact: Artifact | None, version: str, computes: bool
 ) -> None:
     """Everything that needs a loaded session; loading twice must do the same."""
-    settings = Settings(threads=1, seed=_SEED)
+    settings = _settings(runtime)
     with _reporting(where):
         with runtime.load(problem, artifact, settings) as session:
             _check_session(where, session, problem, computes)
@@ -204,7 +211,7 @@ def _check_loads(
 def _check_settings(where: str, runtime: Runtime, problem: Problem, artifact: Artifact | None, computes: bool) -> None:
     """What needs one problem only: a call takes time, and what is not there is refused."""
     if computes:
-        with _reporting(where), runtime.load(problem, artifact, Settings(seed=_SEED)) as session:
+        with _reporting(where), runtime.load(problem, artifact, _settings(runtime)) as session:
             _check_work(where, session, problem)
     _check_not_asked(where, runtime, problem, artifact)
 
@@ -312,14 +319,15 @@ def _check_work(where: str, session: Session, problem: Problem) -> None:
 
 def _check_not_asked(where: str, runtime: Runtime, problem: Problem, artifact: Artifact | None) -> None:
     """A device or option that it does not have must be refused, more threads be read back."""
-    for settings in (Settings(device="no-such-device"), Settings(options={"no-such-option": "1"})):
+    asked = _settings(runtime)
+    for settings in (replace(asked, device="no-such-device"), replace(asked, options={"no-such-option": "1"})):
         try:
             with runtime.load(problem, artifact, settings):
                 pass
         except AttnbenchError:
             continue
         _require(False, where, f"load() must refuse {settings}; it went on without a word")
-    two = Settings(threads=2, seed=_SEED)
+    two = replace(asked, threads=2)
     try:
         with runtime.load(problem, artifact, two) as session:
             session.bind(make_inputs(problem))()

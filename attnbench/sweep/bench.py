@@ -68,7 +68,7 @@ class Bench:
     servers: ForkServers
     run_id: str
     peaks: dict[str, dict[str, Any]] = field(default_factory=dict)  # dtype -> machine peak
-    devices: Mapping[str, str] = field(default_factory=dict)  # of each runtime, where it is not the CPU
+    devices: Mapping[str, str] = field(default_factory=dict)  # of each runtime, where not the CPU or its only one
     meanings: dict[tuple[str, str], str] = field(default_factory=dict)  # arm, static key -> why it does not conform
     compilations: dict[tuple[str, str], dict[str, Any] | AttnbenchError] = field(default_factory=dict)
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
@@ -129,7 +129,8 @@ class Bench:
 
     def settings_of(self, runtime: str) -> dict[str, Any]:
         """How a runtime is asked to run without options of its own, as JSON."""
-        device = self.devices.get(runtime, CPU)
+        own = self.runtime_probes[runtime].devices if runtime in self.runtime_probes else (CPU,)
+        device = self.devices.get(runtime, CPU if CPU in own else own[0])
         return asdict(Settings(threads=self.threads, seed=self.sweep.seed, device=device, fp32=self.sweep.fp32))
 
     def reference(self, problem: AnyProblem, input_classes: Sequence[str] = INPUT_CLASSES) -> dict[str, Any]:

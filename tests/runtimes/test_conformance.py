@@ -362,7 +362,7 @@ class WrongScale(OnnxContrib):
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
         artifact = super().export(problem, opset, path, seed=seed)
         model = onnx.load(path)
-        for attribute in model.graph.node[0].attribute:
+        for attribute in (a for node in model.graph.node for a in node.attribute):
             if attribute.name == "scale":
                 attribute.f *= 1.01
         onnx.save(model, path)
@@ -390,3 +390,10 @@ def rehashed(artifact: Artifact) -> Artifact:
 def test_a_lying_exporter_is_caught(exporter: OnnxContrib, words: str) -> None:
     with pytest.raises(ConformanceError, match=words):
         conformance.check_exporter(exporter, PROBLEMS[:1])
+
+
+def test_a_runtime_without_a_cpu_is_asked_for_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = TorchSdpa()
+    monkeypatch.setattr(runtime, "probe", lambda: Probe(available=True, version="1", devices=("cuda:0",)))
+    assert conformance._settings(runtime).device == "cuda:0"
+    assert conformance._settings(OrtCpu()).device == "cpu"
