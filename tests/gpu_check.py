@@ -163,11 +163,14 @@ def render(rows: Sequence[Row]) -> str:
     for row in rows:
         key = (row["part"], row["variant"], row["dtype"], row["arm"])
         cells.setdefault(key, {})[int(row["q_len"])] = cell(row)
-    lines = []
+    lines, wide = [], max((len(arm) + 4 for *_, arm in cells), default=0)
+    wide = max(wide, 32)
     for group, of_group in itertools.groupby(sorted(cells), key=lambda key: key[:3]):
-        lines.append(f"{' '.join(group) + ', ms':<32}" + "".join(f"{f'T={length}':>12}" for length in SHOWN_LENS))
+        lines.append(f"{' '.join(group) + ', ms':<{wide}}" + "".join(f"{f'T={length}':>12}" for length in SHOWN_LENS))
         for key in of_group:
-            lines.append(f"  {key[3]:<30}" + "".join(f"{cells[key].get(length, '-'):>12}" for length in SHOWN_LENS))
+            lines.append(
+                f"  {key[3]:<{wide - 2}}" + "".join(f"{cells[key].get(length, '-'):>12}" for length in SHOWN_LENS)
+            )
     return "\n".join(lines)
 
 

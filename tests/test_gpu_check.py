@@ -93,6 +93,15 @@ def test_the_table_has_a_figure_or_a_status_for_every_length() -> None:
     assert max(len(head), len(line)) <= 80
 
 
+def test_the_two_clocks_of_an_arm_are_lines_of_their_own_and_columns_stay_below_each_other() -> None:
+    arm = "onnx-decomposed@ort-tensorrt[scope=device]"
+    refused = {**ROW, "arm": arm, "q_len": "1024", "status": "unsupported", "latency_ms_median": ""}
+    rows = [ROW, {**ROW, "arm": arm, "latency_ms_median": "0.01"}, refused]
+    lines = gpu_check.render(rows).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [arm, "torch-sdpa"]
+    assert len({len(line) for line in lines}) == 1
+
+
 def fake(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, str]], codes: dict[str, int]) -> list[str]:
     """Stand in for the three commands; gives their names in order."""
     called: list[str] = []
