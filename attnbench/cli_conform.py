@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-from attnbench import flags
+from attnbench import arm_flags, flags
 from attnbench.console import complain, note, say, width
 from attnbench.errors import InputError
 from attnbench.options import WHERE, Json, Lists, listed, single, switch
@@ -33,8 +33,8 @@ def conform(
     Exit code 1: something differs. 3: nothing could run.
     """
     chosen = {
-        "exporters": flags.parse_plugins("--exporters", "exporter", exporters),
-        "runtimes": flags.parse_plugins("--runtimes", "runtime", runtimes),
+        "exporters": arm_flags.parse_plugins("--exporters", "exporter", exporters),
+        "runtimes": arm_flags.parse_plugins("--runtimes", "runtime", runtimes),
     }
     wanted = opsets[0] if opsets in (["all"], ["first"]) else flags.parse_sizes("--opsets", opsets) or "all"
     folder = _folder(flags.parse_out("--out", out))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbench import flags
+from attnbench import arm_flags, flags
 from attnbench.console import note, say
 from attnbench.errors import InputError
 from attnbench.options import HOW, WHAT, WHERE, Json, Lists, listed, single, switch
@@ -108,7 +108,7 @@ def export(
     if given:
         raise InputError(f"{', '.join(given)} is for a bundle; add --target, or leave it out")
     arguments = {**problem_arguments(context.params), "out": flags.parse_file_out("--out", out)}
-    arguments["exporter"] = flags.only_one("exporter", flags.parse_plugins("--exporter", "exporter", [exporter]))
+    arguments["exporter"] = flags.only_one("exporter", arm_flags.parse_plugins("--exporter", "exporter", [exporter]))
     from attnbench import api
 
     made = api.export(**arguments)
@@ -210,7 +210,7 @@ def verify(
     from attnbench import bundles
 
     settings = {}
-    for text in flags.split_list("--options", options) or ():
+    for text in arm_flags.split_list("--options", options) or ():
         key, sign, value = text.partition("=")
         if not key or not sign:
             raise InputError(f"--options must be KEY=VALUE, got {text!r}; such as INFERENCE_PRECISION_HINT=f32")

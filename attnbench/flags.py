@@ -8,37 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from attnbench import interpreters, plugins, presets, problem
+from attnbench import plugins, presets, problem
+from attnbench.arm_flags import (
+    parse_arms,
+    parse_plugins,
+    parse_runtimes,
+    split_list,
+)
 from attnbench.errors import InputError, ProblemError
 from attnbench.masks import parse_mask
 from attnbench.trt_compiler import arch_options
 
-BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
 FP32_POLICIES = ("strict", "default")
-GIVEN_FILE = "file"  # the same of every arm of an ONNX file of the user
 _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
 _SIZE_FLAGS = {"--seq-lens": "128,512", "--kv-lens": "64,256", "--q-lens": "1,4", "--batch-sizes": "1,8",
                "--num-heads": "8", "--head-dims": "64", "--opset": "23", "--opsets": "20,23",
                "--num-kv-heads": "2", "--v-head-dims": "64"}  # fmt: skip
-
-
-def split_list(flag: str, given: Sequence[str] | None) -> list[str] | None:
-    """`--flag a,b --flag c` as [a, b, c]; None when the flag was not given.
-
-    Raises:
-        InputError: an empty value, or one given twice.
-    """
-    if not given:
-        return None
-    values = [value.strip() for text in given for value in text.split(",")]
-    if not all(values):
-        raise InputError(f"{flag} must be values with commas between, got {','.join(given)!r}; leave no value empty")
-    for value in values:
-        if values.count(value) > 1:
-            raise InputError(f"{flag} has {value!r} twice; give each value once")
-    return values
 
 
 def parse_sizes(flag: str, given: Sequence[str] | None) -> list[int] | None:
@@ -108,51 +95,6 @@ def parse_names(flag: str, given: Sequence[str] | None, known: Sequence[str]) ->
     values = split_list(flag, given)
     for value in values or ():
         _check_known(flag, value, known)
-    return values
-
-
-def parse_plugins(flag: str, kind: plugins.Kind, given: Sequence[str] | None) -> list[str] | None:
-    """Names of installed exporters or runtimes.
-
-    Raises:
-        InputError: an unknown one; the message has the installed ones and the nearest.
-    """
-    values = split_list(flag, given)
-    for value in values or ():
-        if kind == "runtime" and "@" in value:
-            raise InputError(
-                f"{flag} takes runtimes of this environment, got {value!r}; another interpreter is for the --runtimes "
-                "of bench"
-            )
-        plugins.find(kind, value)
-    return values
-
-
-def parse_runtimes(flag: str, given: Sequence[str] | None) -> list[str] | None:
-    """Names of installed runtimes, each maybe under another interpreter: `ort-cpu@/opt/other/bin/python`.
-
-    Raises:
-        InputError: an unknown one, or no path of an interpreter; relative paths become absolute.
-    """
-    values = split_list(flag, given)
-    for value in values or ():
-        plugins.find("runtime", interpreters.base(value))
-    return None if values is None else [_blame(flag, interpreters.absolute, value) for value in values]
-
-
-def parse_arms(flag: str, given: Sequence[str] | None, *, is_file: bool = False) -> list[str] | None:
-    """Arms: `torch-sdpa`, `torch-sdpa[backend=math]`, `onnx-attention@ort-cpu`, `onnx-attention[opset=24]@ort-cpu`.
-
-    Raises:
-        InputError: an exporter or runtime in one of them is unknown.
-    """
-    values = split_list(flag, given)
-    for value in values or ():
-        exporter, runtime = interpreters.split_arm(value)
-        plugins.find("runtime", interpreters.base(runtime).partition("[")[0])
-        name = exporter.partition("[")[0]
-        if name and name != (GIVEN_FILE if is_file else BARE_RUNTIME_EXPORTER):
-            plugins.find("exporter", name)
     return values
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from attnbench import flags
+from attnbench import arm_flags, flags
 from attnbench.errors import InputError
 
 
@@ -43,7 +43,7 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
         InputError: another form, a name twice, or a size that is no whole number of at least 1.
     """
     found: dict[str, tuple[int, ...]] = {}
-    for text in flags.split_list("--shapes", given) or ():
+    for text in arm_flags.split_list("--shapes", given) or ():
         name, values = _parted("--shapes", text, ":", "--shapes x:8x512,mask:8x1x512")
         sizes = () if values == "scalar" else tuple(
             flags.parse_int(f"--shapes {name}:", size, minimum=1, example="8x512") for size in values.split("x")

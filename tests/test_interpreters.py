@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import flags, interpreters, plugins
+from attnbench import arm_flags, interpreters, plugins
 from attnbench.errors import InputError, UnavailableError
 from attnbench.interfaces import Probe
 from attnbench.sweep.workers import ForkServers, Worker
@@ -264,14 +264,14 @@ def test_links_stay_in_the_path_of_an_interpreter(tmp_path: Path, monkeypatch: p
 
 def test_runtimes_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert flags.parse_runtimes("--runtimes", ["ort-cpu,ort-cpu@x/python"]) == [
+    assert arm_flags.parse_runtimes("--runtimes", ["ort-cpu,ort-cpu@x/python"]) == [
         "ort-cpu",
         f"ort-cpu@{tmp_path}/x/python",
     ]
     with pytest.raises(InputError, match="no runtime 'ort-cude'"):
-        flags.parse_runtimes("--runtimes", ["ort-cude@/x/python"])
+        arm_flags.parse_runtimes("--runtimes", ["ort-cude@/x/python"])
     with pytest.raises(InputError, match="--runtimes: 'ort-cpu@python3' names no interpreter: after ort-cpu@ comes"):
-        flags.parse_runtimes("--runtimes", ["ort-cpu@python3"])
-    assert flags.parse_arms("--baseline", ["onnx-attention@ort-cpu@/x/python"])
+        arm_flags.parse_runtimes("--runtimes", ["ort-cpu@python3"])
+    assert arm_flags.parse_arms("--baseline", ["onnx-attention@ort-cpu@/x/python"])
     with pytest.raises(InputError, match="no exporter 'onnx-attentoin'"):
-        flags.parse_arms("--baseline", ["onnx-attentoin@ort-cpu@/x/python"])
+        arm_flags.parse_arms("--baseline", ["onnx-attentoin@ort-cpu@/x/python"])

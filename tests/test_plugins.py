@@ -84,9 +84,9 @@ def test_a_name_declared_twice_is_an_error_that_names_both_packages(install_plug
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one(install_plugin: Install) -> None:
-    install_plugin("acme-attention", runtimes={"ort-cuda": "acme:Acme"})
-    with pytest.raises(InputError, match=r"^no runtime 'ort-cude'; installed: .*null, .*; did you mean 'ort-cuda'\?$"):
-        plugins.find("runtime", "ort-cude")
+    install_plugin("acme-attention", runtimes={"acme-gpu": "acme:Acme"})
+    with pytest.raises(InputError, match=r"^no runtime 'acme-gpo'; installed: .*null, .*; did you mean 'acme-gpu'\?$"):
+        plugins.find("runtime", "acme-gpo")
 
 
 def test_an_unknown_name_like_nothing_gets_no_guess() -> None:
