@@ -179,7 +179,6 @@ class Tasks:
 
     def determinism(self, *, problem: dict[str, Any]) -> dict[str, Any]:
         """Same bits for the same question? {"answers": property -> yes, no or None, "reasons": why None}."""
-        assert self._session is not None
         if self._is_slow_to_compile:
             reason = "compiled for each shape, which takes seconds: not asked"
             names = determinism.PROPERTIES
@@ -297,13 +296,9 @@ class Tasks:
         return asdict(plugins.load_runtime(plugin).supports(target, artifact_from_dict(artifact)))
 
     def probe(self, *, problem: dict[str, Any], fill: str, limit_of: str = "") -> dict[str, Any]:
-        """One probe (see `attnbench.probes`) on the loaded session; {"ok", "how", "error", "limit", ...}.
-
-        limit_of: the dtype whose limit holds, where it is not the problem's own.
-        """
+        """A probe of `attnbench.probes`, by the limit of a dtype or its own; {"ok", "how", "error", "limit", ...}."""
         from attnbench.sweep import probing
 
-        assert self._session is not None
         return probing.run_probe(cast(Session, self._session), Problem.from_dict(problem), fill, self._seed, limit_of)
 
     def onnx_cases(self, *, folder: str) -> dict[str, Any]:
