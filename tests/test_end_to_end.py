@@ -54,9 +54,11 @@ def test_every_case_is_ok_with_all_promised_figures(path: Path) -> None:
     assert len(rows) == 2 * 3 * 7
     assert {r["status"] for r in rows} == {"ok"}
     assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
-    compiled = [r for r in everything if r["runtime"] == COMPILER and r["flags"] == "compiles_only"]
+    compiled = [r for r in everything if r["runtime"] == COMPILER]
     assert len(compiled) in (0, 2 * 3 * 2 * 2)  # where it is installed: of two exporters, in fp32 and fp16
-    assert {r["status"] for r in compiled} <= {"compiled", "unsupported"}
+    assert {(r["status"] in ("compiled", "unsupported"), r["flags"].split(";")[0]) for r in compiled} <= {
+        (True, "compiles_only")
+    }
     for row in rows:
         assert float(row["latency_ms_ci_low"]) <= float(row["latency_ms_median"]) <= float(row["latency_ms_ci_high"])
         assert float(row["worst_row_rel_err"]) <= float(row["worst_row_limit"]) < 1e-4
