@@ -16,7 +16,9 @@ Module = Annotated[
     str | None, single("--module", help="A torch.nn.Module, with --inputs.", metavar="PKG.MODULE:CLASS", panel=MODEL)
 ]
 Inputs = Annotated[str | None, single("--inputs", help="TOML: what the module takes.", metavar="FILE", panel=MODEL)]
-Engine = Annotated[str | None, single("--engine", help="A TensorRT plan: refused, says why.", metavar="FILE", panel=MODEL)]
+Engine = Annotated[
+    str | None, single("--engine", help="A TensorRT plan: refused, says why.", metavar="FILE", panel=MODEL)
+]
 Bind = Annotated[Lists, repeated("--bind", help="A free dim follows T: T, T/2, T+1.", metavar="NAME=T", panel=MODEL)]
 Set = Annotated[Lists, repeated("--set", help="A free dim has these sizes.", metavar="NAME=1,8", panel=MODEL)]
 Shapes = Annotated[Lists, repeated("--shapes", help="Shapes of inputs.", metavar="x:8x512", panel=MODEL)]

@@ -14,8 +14,8 @@ from attnbench.measure import caches, environment
 from attnbench.measure.numerics import compare
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
-from attnbench.sweep.bench import ALWAYS_PRELOADED
 from attnbench.sweep.artifacts import artifact_as_dict
+from attnbench.sweep.bench import ALWAYS_PRELOADED
 from attnbench.sweep.workers import ForkServers, Worker
 from attnbench_runtimes.onnx_reference import OnnxReference
 from attnbench_runtimes.openvino import OpenVino
