@@ -77,9 +77,7 @@ def test_without_a_word_the_documented_best_is_taken_and_nothing_is_timed(
     [("self", "", "onnx-contrib"), ("cross", "", "onnx-contrib"), ("decode", "", "onnx-contrib"),
      ("causal", "", "onnx-blocked"), ("self", "key_padding", "onnx-blocked")],
 )  # fmt: skip
-def test_on_onnxruntime_a_fused_operator_comes_first_where_it_has_a_kernel(
-    variant: str, mask: str, first: str
-) -> None:
+def test_on_onnxruntime_a_fused_operator_comes_first_where_it_has_a_kernel(variant: str, mask: str, first: str) -> None:
     problem = Problem.make(variant=variant, seq_len=8, mask=mask)  # type: ignore[arg-type]
     target = find_target("onnxruntime-cpu")
     found = recipes.documented(target, problem, "it was not asked")
