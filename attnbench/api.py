@@ -166,7 +166,7 @@ def _preparing(
 
     request = make_request({**asked, "seq_lens": given.get("seq_lens")})
     if request.save_outputs is not None:
-        outputs.refuse_unwritable(request.save_outputs)
+        outputs.refuse_unwritable(request.save_outputs, (request.onnx, request.inputs, request.load_inputs))
     with prepare(request, sweep, given) as prepared:
         yield prepared
 

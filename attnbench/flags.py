@@ -52,7 +52,8 @@ def parse_int(flag: str, text: str, *, minimum: int, maximum: int = _MAX_INT, ex
     """
     if not re.fullmatch(r"[+-]?[0-9]{1,30}", text) or not minimum <= int(text) <= maximum:
         limit = f"of at least {minimum}" if maximum == _MAX_INT else f"between {minimum} and {maximum}"
-        raise InputError(f"{flag} must be a whole number {limit}, got {text!r}; write for example {flag} {example}")
+        gap = "" if flag.endswith(("=", ":")) else " "  # --set n=8, --shapes x:8x512
+        raise InputError(f"{flag} must be a whole number {limit}, got {text!r}; write for example {flag}{gap}{example}")
     return int(text)
 
 

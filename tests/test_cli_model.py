@@ -178,3 +178,16 @@ def test_two_names_in_one_set_are_told_apart() -> None:
 def test_shapes_are_names_and_sizes(text: str) -> None:
     with pytest.raises(InputError, match="--shapes"):
         model_flags.parse_shapes([text])
+
+
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        (["--set", "batch=0"], "write for example --set batch=1"),
+        (["--shapes", "x:8x-1"], "write for example --shapes x:8x512"),
+    ],
+)
+def test_the_way_out_of_a_wrong_size_can_be_typed(
+    run: Callable[..., Call], onnx: Path, given: list[str], way: str
+) -> None:
+    assert way in " ".join(refusal(run, "--onnx", onnx, *given).split())

@@ -25,7 +25,7 @@ from attnbench.sweep.workers import ForkServers
 
 TimeAll = Callable[[Sequence[str], str], tuple[list["Timed"], float]]
 PLAIN = "onnx-decomposed"  # what torch.onnx.export writes unasked: every ratio is over it
-SEQ_LENS = (128, 512, 1024)
+SEQ_LENS = (128, 256, 1024)  # 256: loops of short blocks lose most there
 TIMING_S = 1.0  # of each T, beyond the fewest rounds that carry an interval
 MOST_SLOWER = 0.03  # than plain, at any T, for a recipe that is taken
 SIMPLEST = ("onnx-attention", "onnx-decomposed", "onnx-contrib", "onnx-blocked")  # decides where all else is equal
@@ -97,32 +97,37 @@ def choose_recipe(
     def time(names: Sequence[str], runtime: str) -> tuple[list[Timed], float]:
         return time_recipes(problem, names, runtime, seed=seed, opset=opset, seq_lens=seq_lens, timing_s=timing_s)
 
-    return choose(target, time, {seq_len: f"T={seq_len}" for seq_len in seq_lens}, say)
+    return choose(target, problem, time, {seq_len: f"T={seq_len}" for seq_len in seq_lens}, say)
 
 
 def choose(
-    target: Target, time: TimeAll, labels: Mapping[int, str], say: Callable[[str], object] = lambda text: None
+    target: Target,
+    problem: Problem | None,
+    time: TimeAll,
+    labels: Mapping[int, str],
+    say: Callable[[str], object] = lambda text: None,
 ) -> list[Recipe]:
     """The recipes of a target by what was timed of them, or in their documented order where nothing can be.
 
     Args:
         target: where it is to run.
+        problem: of the built-in attention; None: a module of the user.
         time: times recipes, the first of which is plain, through a runtime; also gives the noise floor.
         labels: of the sizes at which it does.
         say: told the table.
     """
     if target.runtime is None:
-        return documented(target, f"nothing here runs {target.name}")
+        return documented(target, problem, f"nothing here runs {target.name}")
     probe = plugins.probe_all("runtime", [target.runtime])[target.runtime]
     if not probe.available:
-        return documented(target, with_fix(probe))
+        return documented(target, problem, with_fix(probe))
     found, noise = time([PLAIN, *(name for name in target.recipes if name != PLAIN)], target.runtime)
     offered = [timed for timed in found if timed.name in target.recipes]
     for line in table(offered, noise, labels):
         say(line)
     right = [timed for timed in offered if timed.status == "ok"]
     if not right:
-        return documented(target, "; ".join(f"{t.name}: {t.reason}" for t in offered))
+        return documented(target, problem, "; ".join(f"{t.name}: {t.reason}" for t in offered))
     ranked = rank(right, stats.delta(noise))
     candidates = tuple(timed.as_dict(labels) for timed in offered)
     return [
@@ -139,10 +144,11 @@ def how_to_time(target: Target) -> str:
     return "--recipe auto times what is right" if target.recipes else "attnbench bench times it"
 
 
-def documented(target: Target, why: str) -> list[Recipe]:
-    """The recipes in their documented order, and why none was timed."""
-    reason = f"{target.documented}; it was not timed: {why}"
-    return [Recipe(exporter=name, opset=None, chosen_by="documented", reason=reason) for name in target.recipes]
+def documented(target: Target, problem: Problem | None, why: str) -> list[Recipe]:
+    """The recipes in their documented order for a problem (None: a module), and why none was timed."""
+    names, best = target.ordered(problem)
+    reason = f"{best}; it was not timed: {why}"
+    return [Recipe(exporter=name, opset=None, chosen_by="documented", reason=reason) for name in names]
 
 
 def rank(right: Sequence[Timed], delta: float) -> list[Timed]:

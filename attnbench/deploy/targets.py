@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from attnbench.errors import InputError
+from attnbench.problem import Problem
 
 Kind = Literal["onnx", "openvino-ir", "pt2", "engine"]
 
@@ -19,6 +20,14 @@ class Target:
     module: str  # that it imports
     recipes: tuple[str, ...]  # exporters, the documented best first; empty: torch's own program
     documented: str  # why the first recipe is the best where nothing was timed
+    fused: tuple[str, str] | None = None  # the recipe that is better where its operator has a kernel, and why
+
+    def ordered(self, problem: Problem | None) -> tuple[tuple[str, ...], str]:
+        """The recipes for a problem, the documented best first, and why that one; None: a module of the user."""
+        if self.fused is None or problem is None or not (problem.mask == "none" or problem.variant == "decode"):
+            return self.recipes, self.documented
+        first, why = self.fused
+        return (first, *(name for name in self.recipes if name != first)), why
 
 
 TARGETS = {
@@ -28,6 +37,8 @@ TARGETS = {
             name="onnxruntime-cpu", kind="onnx", runtime="ort-cpu", distribution="onnxruntime", module="onnxruntime",
             recipes=("onnx-blocked", "onnx-contrib", "onnx-attention", "onnx-decomposed"),
             documented="blocks of queries need the least memory and, causal, the least time on ONNX Runtime's CPU",
+            fused=("onnx-contrib", "without a mask its operator has a flash kernel on ONNX Runtime's CPU, and a decode "
+                   "step writes into its cache"),
         ),
         Target(
             name="onnxruntime-cuda", kind="onnx", runtime=None, distribution="onnxruntime-gpu", module="onnxruntime",

@@ -188,13 +188,13 @@ def recipes_to_try(
         reason = f"{target.documented}; it was not timed: {recipes.how_to_time(target)}"
         return [Recipe(exporter="", opset=None, chosen_by="documented", reason=reason)]
     if recipe == DOCUMENTED:
-        return recipes.documented(target, recipes.how_to_time(target))
+        return recipes.documented(target, source.problem, recipes.how_to_time(target))
     if recipe != AUTO:
         return [Recipe(exporter=recipe, opset=None, chosen_by="asked", reason="it was asked for")]
     if choose is not None:
         return choose()
     if source.problem is None:
-        return recipes.documented(target, "nothing times it")
+        return recipes.documented(target, None, "nothing times it")
     return recipes.choose_recipe(source.problem, target, seed=source.seed, opset=source.opset, say=say)
 
 

@@ -1,5 +1,6 @@
 """`--save-outputs`: the outputs of every arm and of the reference, in one .npz."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +12,22 @@ from attnbench.model_bench.bench import OUTPUTS
 from attnbench.sweep.repro import as_npz
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Find before a long run that its outputs could not be written.
+def refuse_unwritable(path: Path, read: Iterable[Path | None]) -> None:
+    """Find before a long run that its outputs could not be written, or would replace a file that it reads.
+
+    Args:
+        path: of the outputs.
+        read: files of the user that the run reads.
 
     Raises:
-        InputError: the folder is missing, or the path is a folder.
+        InputError: the folder is missing, the path is a folder, or it is one of those files.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"--save-outputs {str(path)!r} cannot be written: name a file in a folder that exists")
+    if any(other is not None and path.exists() and other.exists() and path.samefile(other) for other in read):
+        raise InputError(
+            f"--save-outputs {str(path)!r} is a file that the run reads; name another, such as outputs.npz"
+        )
 
 
 def gather(run_path: Path, target: Path) -> None:

@@ -69,7 +69,7 @@ def choose_recipe(
             noise = run_groups(bench, found, _problems(source, sizes.values()), timing_s, [max(labels)])
         return list(found.values()), noise
 
-    return choose(target, time, labels, say)
+    return choose(target, None, time, labels, say)
 
 
 def sizes_of(found: ModuleInputs) -> dict[str, dict[str, int]]:

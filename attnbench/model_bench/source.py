@@ -58,9 +58,9 @@ class Source:
         try:
             shutil.move(self.folder, folder)
         except OSError as err:
-            raise InputError(
-                f"the model cannot be written to {str(folder)!r}: {err.strerror}; make room there"
-            ) from err
+            # To another disk it goes file by file: then the error is a list of (from, to, why).
+            why = err.args[0][0][2] if isinstance(err, shutil.Error) else err.strerror
+            raise InputError(f"the model cannot be written to {str(folder)!r}: {why}; make room there") from err
         return replace(self, folder=folder)
 
 
@@ -143,6 +143,7 @@ def _with_ranks(facts: ModelFacts, shapes: Mapping[str, tuple[int, ...]]) -> lis
     """
     made = []
     for value in facts.inputs:
+        _require_tensor(value, "input")
         dims = value.dims
         if dims is None and value.name in shapes:
             dims = shapes[value.name]
@@ -161,13 +162,23 @@ def _spec(value: Value, what: str) -> TensorSpec:
     Raises:
         InputError: a dtype that no runtime here is given.
     """
-    if value.dtype not in DTYPES:
-        raise InputError(f"{what} {value.name!r} is of {value.dtype}; models with {', '.join(DTYPES)} can be benched")
+    _require_tensor(value, what)
     if value.dims is None:
         return TensorSpec(name=value.name, dtype=value.dtype, dims=ANY_RANK)
     known = [None if isinstance(dim, int) and dim < 0 else dim for dim in value.dims]  # some writers mean any by -1
     dims = tuple(f"{value.name}_dim{axis}" if dim is None else dim for axis, dim in enumerate(known))
     return TensorSpec(name=value.name, dtype=value.dtype, dims=dims)
+
+
+def _require_tensor(value: Value, what: str) -> None:
+    known = ", ".join(DTYPES)
+    if value.dtype == "unknown":
+        raise InputError(
+            f"{what} {value.name!r} is no tensor of a known dtype, but perhaps a sequence or an optional; models whose "
+            f"inputs and outputs are tensors of {known} can be benched"
+        )
+    if value.dtype not in DTYPES:
+        raise InputError(f"{what} {value.name!r} is of {value.dtype}; models with {known} can be benched")
 
 
 def _precision(facts: ModelFacts) -> str:

@@ -285,7 +285,8 @@ class Group:
         limits = self._standard(case, judge, "normal", found["output"]).limits
         ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), limits)
         if not ok:
-            case.decide("mismatch", f"after timing: {reason}")
+            told = reason if found["output"] is None else f"{_subject('normal', found['output'])}: {reason}"
+            case.decide("mismatch", f"after timing: {told}")
         if case.is_open:
             self.bench.keep_outputs(case, worker)
         # The check's call was on inputs not seen before; only where it was much slower does it take more to tell.

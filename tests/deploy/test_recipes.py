@@ -65,11 +65,25 @@ def test_without_a_word_the_documented_best_is_taken_and_nothing_is_timed(
     asked = inspect.signature(write.write_bundle).parameters["recipe"].default
     assert inspect.signature(bundles.export_bundle).parameters["recipe"].default == asked
     assert inspect.signature(bundles.export_module).parameters["recipe"].default == asked
-    source, target = AttentionSource(problem=Problem.make(seq_len=8), seed=0), find_target(name)
+    source, target = AttentionSource(problem=Problem.make(variant="causal", seq_len=8), seed=0), find_target(name)
     found = write.recipes_to_try(source, target, asked, print)
     assert [recipe.exporter for recipe in found] == list(target.recipes)
     why = "--recipe auto times what is right" if target.runtime else f"nothing here runs {name}"
     assert found[0].reason == f"{target.documented}; it was not timed: {why}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "mask", "first"),
+    [("self", "", "onnx-contrib"), ("cross", "", "onnx-contrib"), ("decode", "", "onnx-contrib"),
+     ("causal", "", "onnx-blocked"), ("self", "key_padding", "onnx-blocked")],
+)  # fmt: skip
+def test_on_onnxruntime_a_fused_operator_comes_first_where_it_has_a_kernel(variant: str, mask: str, first: str) -> None:
+    problem = Problem.make(variant=variant, seq_len=8, mask=mask)  # type: ignore[arg-type]
+    target = find_target("onnxruntime-cpu")
+    found = recipes.documented(target, problem, "it was not asked")
+    assert found[0].exporter == first
+    assert sorted(recipe.exporter for recipe in found) == sorted(target.recipes)
+    assert ("flash kernel" in found[0].reason) == (first == "onnx-contrib")
 
 
 def test_sizes_follow_the_variant() -> None:

@@ -13,7 +13,7 @@ import pytest
 from attnbench.errors import ArtifactError, ExportError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.measure.numerics import compare
-from attnbench.problem import Problem
+from attnbench.problem import Problem, Variant
 from attnbench.reference import reference_output
 from attnbench_exporters import onnx_files
 from attnbench_exporters.contrib import OnnxContrib
@@ -172,9 +172,12 @@ def test_the_file_says_what_it_is(tmp_path: Path) -> None:
     assert told["attnbench.onnx"] == onnx.__version__
 
 
-def test_weights_are_bit_for_bit_those_of_the_problem(tmp_path: Path) -> None:
-    artifact = OnnxContrib().export(PROBLEM, 20, tmp_path / "m.onnx", seed=4)
+@pytest.mark.parametrize("variant", ["self", "causal"])  # three matrices, and one packed
+def test_weights_are_bit_for_bit_those_of_the_problem(variant: Variant, tmp_path: Path) -> None:
+    problem = Problem.make(variant=variant, seq_len=8, num_heads=4, head_dim=16)
+    artifact = OnnxContrib().export(problem, 20, tmp_path / "m.onnx", seed=4)
     tensors = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(os.fspath(artifact.path)).graph.initializer}
-    weights = make_weights(PROBLEM, seed=4)
+    weights = make_weights(problem, seed=4)
     np.testing.assert_array_equal(tensors["w_o"], weights["w_o"])
-    np.testing.assert_array_equal(tensors["w_qkv"][:, 64:128], weights["w_k"])
+    found = tensors["w_qkv"][:, 64:128] if variant == "causal" else tensors["w_k"]
+    np.testing.assert_array_equal(found, weights["w_k"])

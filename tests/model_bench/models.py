@@ -182,6 +182,15 @@ class Moody(Honest):
         return {name: array.astype("float32") if name == "y" else array for name, array in found.items()}
 
 
+class Tired(Honest):
+    # right in the first calls of a process, that of the check among them
+    name = "tired"
+    calls = 0
+    def hook(self, found):
+        self.calls += 1
+        return found if self.calls < 3 else {**found, "y": (found["y"] * 1.01).astype("float32")}
+
+
 class WrongDtype(Honest):
     name = "wrong-dtype"
     def hook(self, found):
@@ -210,5 +219,5 @@ class Old:
         raise AssertionError("attention is never asked here")
 """
 RUNTIMES = {"honest": "liars:Honest", "wrong-integer": "liars:WrongInteger", "wrong-float": "liars:WrongFloat",
-            "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "killed": "liars:Killed",
+            "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "tired": "liars:Tired", "killed": "liars:Killed",
             "old": "liars:Old"}  # fmt: skip

@@ -1,6 +1,8 @@
 """A bench of an ONNX file of the user: what its rows say, and what they never say."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from onnx import TensorProto
 from attnbench import api
 from attnbench.errors import InputError, RecordsError, UnavailableError, UntrustedModelError
 from attnbench.model_bench.bench import file_limits
+from attnbench.model_bench.source import Source
 from attnbench.model_problem import ModelProblem, TensorSpec
 from attnbench.records import Record
 from tests.conftest import InstallPlugin
@@ -73,7 +76,7 @@ def test_two_runtimes_agree_on_a_file_and_none_is_called_right(tmp_path: Path) -
 def test_every_output_of_a_runtime_is_judged(tmp_path: Path, install_plugin: InstallPlugin) -> None:
     install_plugin(runtimes=models.RUNTIMES, modules={"liars": models.LIARS})
     file = models.save_two(tmp_path / "two.onnx")
-    liars = [name for name in models.RUNTIMES if name != "moody"]
+    liars = [name for name in models.RUNTIMES if name not in ("moody", "tired")]
     run = bench(tmp_path, file, sizes={"batch": 2, "seq": 4}, runtimes=["ort-cpu", *liars])
     found = {r.runtime: (r.status, r.reason) for r in run.rows}
     due = {
@@ -89,6 +92,17 @@ def test_every_output_of_a_runtime_is_judged(tmp_path: Path, install_plugin: Ins
     for runtime, (_, reason) in due.items():
         assert reason in found[runtime][1]
     assert run.exit_code == 1
+
+
+def test_a_runtime_that_is_right_only_when_it_is_checked_is_found_with_its_output(
+    tmp_path: Path, install_plugin: InstallPlugin
+) -> None:
+    install_plugin(runtimes=models.RUNTIMES, modules={"liars": models.LIARS})
+    file = models.save_two(tmp_path / "two.onnx")
+    run = bench(tmp_path, file, sizes={"batch": 2, "seq": 4}, runtimes=["ort-cpu", "tired"])
+    row = by_arm(run)["file@tired"]
+    assert row.status == "mismatch"
+    assert row.reason.startswith("after timing: output y: ")
 
 
 def test_the_first_arm_that_runs_the_file_judges(tmp_path: Path, install_plugin: InstallPlugin) -> None:
@@ -162,6 +176,29 @@ def test_given_inputs_are_bound_and_outputs_are_kept(tmp_path: Path) -> None:
         np.testing.assert_allclose(kept["file@ort-cpu/y"], np.sqrt(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("read", ["in.npz", "model.npz"])
+def test_outputs_never_replace_a_file_that_the_run_reads(tmp_path: Path, read: str) -> None:
+    file = models.save_roots(tmp_path / "model.npz")  # a file may be called anything
+    np.savez(tmp_path / "in.npz", x=np.ones((3, 8), np.float32))
+    before = (tmp_path / read).read_bytes()
+    with pytest.raises(InputError, match=rf"--save-outputs '.*{read}' is a file that the run reads; name another"):
+        bench(tmp_path, file, load_inputs=tmp_path / "in.npz", save_outputs=tmp_path / read, runtimes=["ort-cpu"])
+    assert (tmp_path / read).read_bytes() == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_sequences_is_told_so_and_not_asked_for_a_shape(tmp_path: Path) -> None:
+    import onnx
+
+    model = onnx.load(models.save_fixed(tmp_path / "fixed.onnx"))
+    listed = onnx.helper.make_tensor_sequence_value_info("x", TensorProto.FLOAT, [2, 24])
+    model.graph.input[0].CopyFrom(listed)
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("ConcatFromSequence", ["x"], ["y"], axis=0))
+    onnx.save(model, tmp_path / "listed.onnx")
+    with pytest.raises(InputError, match="input 'x' is no tensor of a known dtype, but perhaps a sequence"):
+        bench(tmp_path, tmp_path / "listed.onnx")
+
+
 def test_given_inputs_must_fit_before_anything_runs(tmp_path: Path) -> None:
     file = models.save_fixed(tmp_path / "fixed.onnx")
     np.savez(tmp_path / "in.npz", x=np.zeros((2, 24), np.float64))
@@ -201,6 +238,21 @@ def test_a_hostile_file_is_refused_before_a_run_exists(tmp_path: Path) -> None:
     with pytest.raises(UntrustedModelError, match="secret"):
         bench(tmp_path, tmp_path / "hostile.onnx")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_cannot_be_moved_to_another_disk_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def move_within_a_disk(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("os.rename", move_within_a_disk)
+    (tmp_path / "model").mkdir()
+    os.mkfifo(tmp_path / "model" / "pipe")
+    source = Source(
+        folder=tmp_path / "model", kind="onnx", name="m", file="m.onnx", inputs=(), outputs=(), precision="", opset=17,
+        size_bytes=1, sha256={},
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"cannot be written to '.*run': .*is a named pipe.*; make room there"):
+        source.moved_to(tmp_path / "run")
 
 
 def test_an_engine_is_refused_where_no_tensorrt_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,9 +362,8 @@ class WrongScale(OnnxContrib):
     def export(self, problem: Problem, opset: int, path: Path, *, seed: int) -> Artifact:
         artifact = super().export(problem, opset, path, seed=seed)
         model = onnx.load(path)
-        for attribute in (a for node in model.graph.node for a in node.attribute):
-            if attribute.name == "scale":
-                attribute.f *= 1.01
+        (scale,) = (a for node in model.graph.node for a in node.attribute if a.name == "scale")
+        scale.f *= 1.01
         onnx.save(model, path)
         return rehashed(artifact)
 
