@@ -17,7 +17,7 @@ from attnbench.fusion.verdicts import Answer
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
-# Not the script beside it: in a copied environment that one starts the Python of the original.
+# Not the script beside it: an environment may be a copy, whose scripts start the Python of the original.
 ATTNBENCH = (sys.executable, "-P", "-c", "import sys; from attnbench.cli import main; sys.exit(main())")
 ASKED = (
     "fp16", "fp32", "fp16,head_dim=512", "fp8-qkpv", "fp8-qk", "bf16,gqa,causal,onnx-attention", "fp16,onnx-contrib",
