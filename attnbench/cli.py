@@ -134,7 +134,11 @@ def bench(
     exporters: Annotated[Lists, listed("--exporters", help="See attnbench list.", default="the built-in ones")] = None,
     runtimes: Annotated[
         Lists,
-        listed("--runtimes", help="Also NAME@PYTHON.", default="torch-eager, torch-sdpa, ort-cpu, openvino"),
+        listed(
+            "--runtimes",
+            help="See attnbench list; also NAME@PYTHON.",
+            default="torch-eager, torch-sdpa, ort-cpu, openvino",
+        ),
     ] = None,
     opset: Annotated[Lists, listed("--opset", "--opsets", help="Opsets to export.", default="the exporter's")] = None,
     options: Annotated[

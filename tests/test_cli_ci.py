@@ -194,10 +194,11 @@ def test_help_shows_no_type_of_a_switch_and_says_defaults_within_80_columns(run:
         f"Batch sizes. [default: {sweep.batch_sizes[0]}]", f"Numbers of heads. [default: {sweep.num_heads[0]}]",
         f"Sizes of a head. [default: {sweep.head_dims[0]}]", f"fp32, fp16, bf16. [default: {sweep.dtypes[0]}]",
         f"Lengths T. [default: {', '.join(map(str, sweep.seq_lens))}]", f"block, core. [default: {sweep.part[0]}]",
-        f"Arm to compare with. [default: {sweep.baseline}]", f"For one case. [default: {sweep.timeout_s:.0f}s]",
+        f"Arm to compare with; NAME:fp32 for dtypes. [default: {sweep.baseline}]",
+            f"For one case. [default: {sweep.timeout_s:.0f}s]",
         f"For the whole run. [default: {sweep.time_budget_s or 0:.0f}s]",
         f"Of inputs and weights. [default: {sweep.seed}]",
-        "See attnbench list. [default: torch-eager, torch-sdpa, ort-cpu, openvino]",
+        "See attnbench list; also NAME@PYTHON. [default: torch-eager, torch-sdpa, ort-cpu, openvino]",
     ):  # fmt: skip
         assert told in words
 

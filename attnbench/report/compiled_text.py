@@ -54,7 +54,9 @@ def series_of(records: Sequence[Record]) -> list[Series]:
 
 
 def _problem_words(r: Record) -> str:
-    """`causal fp16`, with what is not usual."""
+    """`causal fp16`, with what is not usual; of a model its name."""
+    if r.model is not None:
+        return f"{r.model} {r.dtype}"
     words = [r.variant, *([r.mask] if r.mask not in (None, USUAL_MASK.get(r.variant, "none")) else []), r.dtype]
     heads = f"H={r.num_heads}/{r.num_kv_heads} D={r.head_dim} B={r.batch_size}"
     return " ".join([*([r.part] if r.part != "block" else []), *words, *([heads] if heads != "H=8/8 D=64 B=1" else [])])

@@ -83,3 +83,10 @@ def test_the_picture_has_a_line_per_file_fused_solid_and_unfused_dashed() -> Non
 
 def test_that_a_row_was_only_compiled_is_no_warning_of_how_far_to_trust_the_run() -> None:
     assert "compiles_only" not in " ".join(trust_line(ROWS, {"visits": 4, "contended_visits": 0}))
+
+
+def test_a_file_of_the_user_goes_by_its_name() -> None:
+    fields = {"model": "mine.onnx", "part": "model", "variant": "model", "status": "unsupported", "reason": "no way"}
+    refused = ROWS[0].model_copy(update={**fields, "arm": "file@tensorrt-rtx", "planned_activation_bytes": None})
+    lines = compiled_text.terminal_lines([refused])
+    assert "  Not compiled: mine.onnx fp16 file@tensorrt-rtx: no way" in lines

@@ -220,7 +220,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
         for policy in ("strict", "default"):
             fields = {
                 "variants": ("self",), "seq_lens": (8,), "num_heads": (2,), "head_dims": (8,), "runtimes": NAMES,
-                "baseline": "full", "time_budget_s": 1.0, "threads": 1, "fp32": policy,
+                "baseline": "full", "time_budget_s": 15.0, "threads": 1, "fp32": policy,
             }  # fmt: skip
             prepared = runner.prepare(grid.validate(fields, where="test"))
             path = tmp_path_factory.mktemp(policy) / "run"
