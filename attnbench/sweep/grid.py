@@ -20,7 +20,8 @@ from attnbench.sweep.units import MAX_SIZE_BYTES, parse_duration, parse_size
 
 DEFAULT_EXPORTERS = ("onnx-decomposed", "onnx-attention", "onnx-contrib")
 DEFAULT_RUNTIMES = ("torch-eager", "torch-sdpa", "ort-cpu", "openvino")
-DEFAULT_COMPILER = "tensorrt-rtx"  # a default too, where it is installed
+DEFAULT_COMPILER = "tensorrt-rtx"  # a default too, where it is installed and the time budget has room for it
+COMPILER_BUDGET_S = 120.0  # it has: its rows take some ten seconds
 DEFAULT_BASELINE = "torch-sdpa"
 # Arms left out unless a flag names exporters or runtimes: neither loads com.microsoft's packed Attention.
 NOT_DEFAULT_ARMS = frozenset({"onnx-contrib@openvino", "onnx-contrib@tensorrt-rtx"})
@@ -386,5 +387,7 @@ def selected_runtimes(sweep: Sweep) -> list[str]:
     baseline = interpreters.split_arm(sweep.baseline)[1].partition("[")[0]
     is_there = baseline in names or interpreters.names_interpreter(sweep.baseline, names)
     names = names if is_there else [*names, baseline]
-    is_added = not sweep.runtimes and DEFAULT_COMPILER not in names and trt_compiler.is_installed()
-    return [*names, DEFAULT_COMPILER] if is_added else names
+    is_asked = any(text.startswith(f"{DEFAULT_COMPILER}:") for text in sweep.options)
+    has_room = sweep.time_budget_s is None or sweep.time_budget_s >= COMPILER_BUDGET_S
+    is_added = not sweep.runtimes and DEFAULT_COMPILER not in names and (is_asked or has_room)
+    return [*names, DEFAULT_COMPILER] if is_added and trt_compiler.is_installed() else names

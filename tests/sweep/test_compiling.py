@@ -57,6 +57,10 @@ def test_the_compiler_is_a_default_where_it_is_installed(monkeypatch: pytest.Mon
         "onnx-attention@tensorrt-rtx[arch=sm89]", "onnx-attention@tensorrt-rtx[arch=sm120]",
     ]  # fmt: skip
     assert not [arm for arm in arms(both, takes) if arm.exporter == "onnx-contrib" and arm.runtime == DEFAULT_COMPILER]
+    short = validate({"time_budget_s": 50.0}, where="test")  # has no room for it, unless it is asked
+    assert "tensorrt-rtx" not in selected_runtimes(short)
+    asked = validate({"time_budget_s": 50.0, "options": ["tensorrt-rtx:arch=sm89"]}, where="test")
+    assert "tensorrt-rtx" in selected_runtimes(asked)
     monkeypatch.setattr(trt_compiler, "is_installed", lambda: False)
     assert DEFAULT_COMPILER not in selected_runtimes(sweep)
 
