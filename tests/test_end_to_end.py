@@ -15,7 +15,6 @@ import attnbench.errors
 from attnbench.records import COLUMNS
 
 TINY = ("-s", "8,12", "--heads", "2", "--head-dim", "8", "--time-budget", "100s", "-q")
-COMPILER = "tensorrt-rtx"  # in the default arms where it is installed
 ATTNBENCH = str(Path(sys.executable).with_name("attnbench"))
 
 
@@ -49,16 +48,10 @@ def path(ran: subprocess.CompletedProcess[str], folder: Path) -> Path:
 
 def test_every_case_is_ok_with_all_promised_figures(path: Path) -> None:
     with (path / "records.csv").open(newline="", encoding="utf-8") as f:
-        everything = list(csv.DictReader(f))
-    rows = [r for r in everything if r["runtime"] != COMPILER]
-    assert len(rows) == 2 * 3 * 7
+        rows = list(csv.DictReader(f))
+    assert len(rows) == 2 * 3 * 7  # a compiler that is installed takes part in longer sweeps only
     assert {r["status"] for r in rows} == {"ok"}
     assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
-    compiled = [r for r in everything if r["runtime"] == COMPILER]
-    assert len(compiled) in (0, 2 * 3 * 2 * 2)  # where it is installed: of two exporters, in fp32 and fp16
-    assert {(r["status"] in ("compiled", "unsupported"), r["flags"].split(";")[0]) for r in compiled} <= {
-        (True, "compiles_only")
-    }
     for row in rows:
         assert float(row["latency_ms_ci_low"]) <= float(row["latency_ms_median"]) <= float(row["latency_ms_ci_high"])
         assert float(row["worst_row_rel_err"]) <= float(row["worst_row_limit"]) < 1e-4
@@ -99,7 +92,7 @@ def test_the_table_is_readable_ascii_in_the_c_locale(ran: subprocess.CompletedPr
 def test_the_python_api_reads_the_run(path: Path) -> None:
     opened = attnbench.open_run(path)
     frame = opened.records
-    assert len(frame[frame["runtime"] != COMPILER]) == 42
+    assert len(frame) == 42
     timed = frame[frame["status"] == "ok"].iloc[0]
     samples = opened.samples(timed["case_id"])
     assert list(samples.columns) == ["replica", "round", "sample", "latency_ns"]
