@@ -58,7 +58,7 @@ def build_report(
     files.plots = [run_dir / "plots" / f"{p.name}.{ending}" for p in pictures.drawn for ending in ("svg", "png")]
     explorer = None
     if all(panel.has_x for panel in panels):
-        shown = by_interest([r for r in records if COMPILES_ONLY not in r.flags])
+        shown = [r for r in by_interest(records) if COMPILES_ONLY not in r.flags]
         explorer = make_explorer(run_dir if sources is None else sources, shown, panels, manifest)
         files.problems += [p for p in explorer.problems if p not in files.problems]
     rounds, unread = read_rounds(run_dir if sources is None else sources, panels)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.groups import Facet, Panel, latency_ms, peak_bytes
-from attnbench.records import FAILED, Record
+from attnbench.records import COMPILES_ONLY, FAILED, Record
 from attnbench.report import advice, findings, text
 from attnbench.report.figures import inline_svg, palette_css
 from attnbench.report.judged import how_judged, words_for
@@ -212,8 +212,11 @@ def _heat_class(record: Record) -> str:
 
 
 def by_interest(records: Sequence[Record]) -> list[Record]:
-    """Wrong and failed cases first, the rest as it came: what is cut off at the limit is the unremarkable."""
-    return sorted(records, key=lambda r: r.status not in FAILED)
+    """Wrong and failed cases first, the rest as it came: what is cut off at the limit is the unremarkable.
+
+    Last what was only compiled: it is in no chart, and the page counts the cases of its charts from the first row on.
+    """
+    return sorted(records, key=lambda r: (COMPILES_ONLY in r.flags, r.status not in FAILED))
 
 
 def _table_row(r: Record, *, is_model: bool) -> list[str]:

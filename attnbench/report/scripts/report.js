@@ -8,7 +8,7 @@ const page = (() => {
   const options = {}; // name -> {initial, allowed}
   const listeners = [];
   const state = { picks: {}, words: "", options: {}, section: "", detail: null };
-  const seen = { cases: new Uint8Array(total), pairs: new Set(), panels: [], count: 0 };
+  const seen = { cases: null, pairs: new Set(), panels: [], count: 0 };
 
   /** An element. `text` is set as text, functions become listeners, true and false set or leave out an attribute. */
   function el(tag, attributes = {}, ...children) {
@@ -91,6 +91,7 @@ const page = (() => {
 
   const table = $("all");
   const rows = Array.from(table.tBodies[0].rows);
+  seen.cases = new Uint8Array(Math.max(total, rows.length));
   let texts = null;
 
   function match() {
@@ -113,6 +114,10 @@ const page = (() => {
       seen.panels[p] += 1;
       seen.count += 1;
     }
+    // What was only compiled is in no chart: words find it, a pick of something in the charts hides it.
+    const isPicked = Object.values(state.picks).some(Boolean);
+    for (let i = total; i < rows.length; i++)
+      seen.cases[i] = !isPicked && words.every((word) => texts[i].includes(word)) ? 1 : 0;
   }
 
   const hasPair = (panel, arm) => seen.pairs.has(panel * meta.arms.length + arm);

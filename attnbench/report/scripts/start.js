@@ -27,7 +27,7 @@
   /** Make every case in the table of all cases a button that copies the command that reproduces it. */
   function nameCommands(cases) {
     const table = $("all"), heads = Array.from(table.tHead.rows[0].cells, (cell) => cell.textContent);
-    for (const [i, row] of Array.from(table.tBodies[0].rows).entries())
+    for (const [i, row] of Array.from(table.tBodies[0].rows).slice(0, cases.length).entries())
       row.cells[heads.indexOf("case")].replaceChildren(page.copyButton(cases[i], page.commandOf("repro", i)));
   }
 

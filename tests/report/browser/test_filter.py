@@ -33,6 +33,26 @@ def test_one_filter_rules_cases_charts_pictures_and_tables(visit, wide):
     assert page.url == wide.as_uri()
 
 
+def test_rows_of_a_compiler_leave_the_charts_and_their_counts_alone(visit, make_report, lab):
+    ran = lab.default_records(["torch-sdpa"], variants=("self",), seq_lens=(128, 256))
+    compiled = [
+        r.model_copy(update={"arm": "onnx-attention@tensorrt-rtx", "runtime": "tensorrt-rtx", "status": "compiled",
+                             "flags": ["compiles_only"], "latency_ms_median": None, "case_id": f"c{r.case_id[1:]}"})
+        for r in ran
+    ]  # fmt: skip
+    page = visit(make_report([compiled[0], ran[0], compiled[1], ran[1]]))
+    assert page.inner_text("#shown") == "2 cases"
+    assert [row.split("\t")[0] for row in page.locator(CASES).all_inner_texts()] == [
+        *["torch-sdpa"] * 2, *["onnx-attention@tensorrt-rtx"] * 2,
+    ]  # fmt: skip
+    assert page.locator(f"{CASES} button.copy").all_inner_texts() == [r.case_id for r in ran]
+    drawn(page, lambda: page.fill("#filter", "tensorrt"))
+    assert shown(page, CASES) == 2
+    drawn(page, lambda: page.fill("#filter", "sdpa"))
+    assert page.locator(f"{CASES}:visible").all_inner_texts()[0].startswith("torch-sdpa")
+    assert shown(page, CASES) == 2
+
+
 def test_what_matches_nothing_is_said_everywhere(visit, wide):
     page = visit(wide)
     drawn(page, lambda: chip(page, "self").uncheck())
