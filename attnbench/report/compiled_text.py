@@ -17,6 +17,7 @@ SECTION = "compiled"
 PICTURE = "planned-memory"
 _REFUSED_CHARS = 420
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_MARKERS = "os^Dv"
 _DASHES = {"fused": "-", "unfused": "--"}
 
 
@@ -159,11 +160,12 @@ def draw(records: Sequence[Record]) -> "Figure | None":
     axes = figure.add_axes((0.11, 0.14, 0.48, 0.74))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    colors = _colors(shown)
+    colors, variants = _colors(shown), unique(s.rows[0].variant for s in shown)
     for s in shown:
         axes.plot(
             list(s.planned), [size / 1e6 for size in s.planned.values()], _DASHES.get(s.kernel, ":"),
-            color=colors[s.name], marker="o", markersize=3, linewidth=1.3, label=f"{s.name} ({s.kernel})",
+            color=colors[s.name], marker=_MARKERS[variants.index(s.rows[0].variant) % len(_MARKERS)], markersize=3.5,
+            linewidth=1.3, label=f"{s.name} ({s.kernel})",
         )  # fmt: skip
     lengths = sorted({length for s in shown for length in s.planned})
     axes.set_xticks(lengths, [str(length) for length in lengths])

@@ -138,7 +138,7 @@ def _slim(svg: str) -> str:
     short = {name: f"s{digest([name])[:8]}" for name in used}
     svg = re.sub(r' id="([^"]*)"', lambda m: f' id="{short[m[1]]}"' if m[1] in short else "", svg)
     svg = re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + short[m[2]], svg)
-    svg = re.sub(r"(?<=\d\.\d{2})\d+", "", svg)
+    svg = re.sub(r"<[^>]*>", lambda m: re.sub(r"(?<=\d\.\d{2})\d+", "", m[0]), svg)  # of places, not of words
     svg = re.sub(r' d="([^"]*)"', lambda m: f' d="{_slim_path(m[1])}"', svg)
     return re.sub(r">\s*\n\s*<", "><", svg)
 

@@ -90,3 +90,8 @@ def test_a_file_of_the_user_goes_by_its_name() -> None:
     refused = ROWS[0].model_copy(update={**fields, "arm": "file@tensorrt-rtx", "planned_activation_bytes": None})
     lines = compiled_text.terminal_lines([refused])
     assert "  Not compiled: mine.onnx fp16 file@tensorrt-rtx: no way" in lines
+
+
+def test_slimming_a_picture_for_the_page_leaves_its_words_alone() -> None:
+    svg = '<svg viewBox="0 0 9 9"><text x="1.23456">tensorrt-rtx 1.7.1.116, 2.0625 x</text></svg>'
+    assert '<text x="1.23">tensorrt-rtx 1.7.1.116, 2.0625 x</text>' in figures.inline_svg(svg, "label")
