@@ -171,7 +171,7 @@ def bench(
         str | None, single("--threads", help="Threads of every arm.", metavar="N", default="cores - 1")
     ] = None,
     time_budget: Annotated[
-        str | None, single("--time-budget", help="For the whole run.", metavar="300s", default="300s")
+        str | None, single("--time-budget", help="For the whole run.", metavar="315s", default="315s")
     ] = None,
     timeout: Annotated[str | None, single("--timeout", help="For one case.", metavar="60s", default="60s")] = None,
     memory_limit: Annotated[

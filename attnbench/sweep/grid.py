@@ -61,7 +61,7 @@ class Sweep(BaseModel):
     fp32: Fp32 = "strict"  # default: products of fp32 in TF32 where the device has it
     threads: int | None = None
     seed: int = 0
-    time_budget_s: float | None = 300.0
+    time_budget_s: float | None = 315.0  # five minutes of measuring, and what is only compiled
     timeout_s: float = 60.0
     memory_limit_bytes: int | None = None
     require: tuple[str, ...] = ()
