@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 from attnbench import arm_flags, flags
@@ -37,7 +35,7 @@ def conform(
         "runtimes": arm_flags.parse_plugins("--runtimes", "runtime", runtimes),
     }
     wanted = opsets[0] if opsets in (["all"], ["first"]) else flags.parse_sizes("--opsets", opsets) or "all"
-    folder = _folder(flags.parse_out("--out", out))
+    folder = flags.make_out("conform", out)
     from attnbench.report import conform_page, conform_text, tables
     from attnbench.sweep.conform_run import conform as run
 
@@ -65,17 +63,3 @@ def conform(
         say(conform_text.matrix_text(found, width=width()))
         say(f"\n{matrix.seconds:.0f} s; the page: {folder / 'conform.html'}")
     return matrix.exit_code
-
-
-def _folder(asked: Path | None) -> Path:
-    """The folder of the matrix, made before anything runs.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    path = asked or Path("results") / f"conform-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise InputError(f"cannot make the folder {str(path)!r}: {err.strerror}; name another with --out") from err
-    return path

@@ -1,7 +1,6 @@
 """`attnbench fusion`: what NVIDIA's compiler fuses, asked without a GPU."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +79,7 @@ def fusion(
         plan = matrix.read_plan(folder / matrix.RECORDS)
     else:
         plan = _plan(None, full, gpu_archs, seq_len)
-        folder = _folder(flags.parse_out("--out", out))
+        folder = flags.make_out("fusion", out)
     try:
         found = matrix.run(plan, folder / matrix.RECORDS, tell)
     except KeyboardInterrupt:
@@ -104,20 +103,6 @@ def _plan(ask: str | None, full: bool, gpu_archs: str | None, seq_len: str | Non
     return matrix.Plan(
         version=matrix.installed_version(), archs=tuple(archs), seq_len=length, questions=tuple(asked)
     )  # fmt: skip
-
-
-def _folder(asked: Path | None) -> Path:
-    """The folder of the matrix, made before anything runs.
-
-    Raises:
-        InputError: it cannot be made.
-    """
-    path = asked or Path("results") / f"fusion-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise InputError(f"cannot make the folder {str(path)!r}: {err.strerror}; name another with --out") from err
-    return path
 
 
 def _show(found: "Matrix", folder: Path, as_json: bool) -> int:

@@ -5,6 +5,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -155,6 +156,20 @@ def parse_out(flag: str, text: str | None) -> Path | None:
     _check_writable(flag, text, path)
     if path.is_dir() and any(path.iterdir()):
         raise InputError(f"{flag} must be a new or empty folder, but {text!r} has something in it; name another folder")
+    return path
+
+
+def make_out(kind: str, text: str | None) -> Path:
+    """The folder for what a command finds, made before anything runs; without --out, results/KIND-DATE.
+
+    Raises:
+        InputError: as `parse_out`, or it cannot be made.
+    """
+    path = parse_out("--out", text) or Path("results") / f"{kind}-{datetime.now().astimezone():%Y-%m-%d-%H%M%S}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise InputError(f"cannot make the folder {str(path)!r}: {err.strerror}; name another with --out") from err
     return path
 
 

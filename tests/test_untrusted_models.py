@@ -232,9 +232,10 @@ def test_names_that_are_written_twice_are_refused(tmp_path: Path) -> None:
 
 def test_branches_may_write_the_same_names_and_skip_outputs(tmp_path: Path) -> None:
     inside = helper.make_graph([helper.make_node("Neg", ["x"], ["n", "", ""])], "g", [], [])
-    inspect_model(save(tmp_path, small_model(nodes=[
+    facts = inspect_model(save(tmp_path, small_model(nodes=[
         helper.make_node("If", ["x"], ["z"], then_branch=inside, else_branch=inside),
     ])))  # fmt: skip
+    assert dict(facts.operators) == {"::If": 1, "::Neg": 2}
 
 
 @pytest.mark.parametrize("domain", ["", "ai.onnx", "ai.onnx.ml"])

@@ -274,7 +274,8 @@ def test_a_program_that_is_long_work_to_look_at_is_refused(tmp_path: Path, model
 
 
 def test_repeated_expressions_count_once(tmp_path: Path) -> None:
-    inspect_pt2(write_program(tmp_path, model={"x": [expression("s1+" * 500 + "1")] * 1000}))
+    repeated = {"torch_version": "2.13.0", "x": [expression("s1+" * 500 + "1")] * 1000}
+    assert inspect_pt2(write_program(tmp_path, model=repeated)).torch_version == "2.13.0"
 
 
 def two_lists(path: Path, *, wide: bool) -> Path:

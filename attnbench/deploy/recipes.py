@@ -20,7 +20,7 @@ from attnbench.sweep.bench import Bench, with_fix
 from attnbench.sweep.grid import Arm, Sweep
 from attnbench.sweep.group import Group
 from attnbench.sweep.progress import Silent
-from attnbench.sweep.rundir import FOLDERS, RunDirectory
+from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServers
 
 TimeAll = Callable[[Sequence[str], str], tuple[list["Timed"], float]]
@@ -226,9 +226,7 @@ def time_recipes(
     found = {arm.label: Timed(name=arm.exporter, opset=opset) for arm in arms}
     env, _ = environment.scrubbed_environment(1)
     with tempfile.TemporaryDirectory(prefix="attnbench-recipes-") as folder, ForkServers(env) as servers:
-        run_dir = RunDirectory(Path(folder))
-        for name in (*FOLDERS, run_dir.work_path.name):
-            (run_dir.path / name).mkdir()
+        run_dir = RunDirectory.create(Path(folder))
         bench = Bench(
             sweep=Sweep(baseline=arms[0].label, seed=seed, time_budget_s=None), threads=1, arms=arms, run_dir=run_dir,
             servers=servers, run_id="recipes", runtime_probes=plugins.probe_all("runtime", [runtime]),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from attnbench import interpreters, plugins
 from attnbench.deploy.shop import PROGRAMS, WITH_EXPORTERS
-from attnbench.errors import AttnbenchError, UnavailableError
+from attnbench.errors import AttnbenchError
 from attnbench.inputs import INPUT_CLASSES
 from attnbench.interfaces import Artifact
 from attnbench.measure import numerics
@@ -15,7 +15,7 @@ from attnbench.measure.determinism import PROPERTIES
 from attnbench.model_bench.source import FOLDER, MEMORY_LIMIT_BYTES, Source
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.sweep.artifacts import artifact_as_dict
-from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench, NoReferenceError, Standard, with_fix
+from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench, NoReferenceError, Standard
 from attnbench.sweep.cases import Case, Exported
 from attnbench.sweep.grid import TORCH, Arm
 from attnbench.sweep.workers import ForkServer, Worker
@@ -101,9 +101,7 @@ class ModelBench(Bench):
         """The module, written by an exporter from its trace."""
         if exporter in (TORCH, FILE):
             return self._as_it_is(Arm(exporter=exporter, runtime=""), problem)
-        probe = self.exporter_probes[exporter]
-        if not probe.available:
-            raise UnavailableError(with_fix(probe))
+        self.require_exporter(exporter)
         path = self.run_dir.path / "artifacts" / f"{exporter}-opset{opset or 'default'}-{problem.static_key()}.onnx"
         with self.worker(self.server("exporter", exporter), f"export-{exporter}") as worker:
             made = worker.ask(

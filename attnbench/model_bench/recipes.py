@@ -17,7 +17,7 @@ from attnbench.model_bench.request import ModelRequest
 from attnbench.model_bench.source import FOLDER, Source, stage
 from attnbench.model_problem import ModelProblem
 from attnbench.sweep.grid import Arm, Sweep
-from attnbench.sweep.rundir import FOLDERS, RunDirectory
+from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServers
 
 ENDS = ("least", "example", "most")  # of [ranges] in inputs.toml
@@ -55,9 +55,7 @@ def choose_recipe(
         found = {arm.label: Timed(name=arm.exporter, opset=opset) for arm in arms}
         env, _ = environment.scrubbed_environment(1)
         with tempfile.TemporaryDirectory(prefix="attnbench-recipes-") as folder, ForkServers(env) as servers:
-            run_dir = RunDirectory(Path(folder))
-            for name in (*FOLDERS, run_dir.work_path.name):
-                (run_dir.path / name).mkdir()
+            run_dir = RunDirectory.create(Path(folder))
             with open_shop() as shop:
                 source = stage(ModelRequest(module=module, inputs=inputs), shop, run_dir.path / FOLDER, seed)
             bench = ModelBench(

@@ -197,16 +197,22 @@ class Bench:
         Raises:
             UnavailableError: the exporter cannot work here.
         """
+        return int(self.require_exporter(exporter).traits["opsets"][0])
+
+    def require_exporter(self, exporter: str) -> Probe:
+        """Its probe, where it can work here.
+
+        Raises:
+            UnavailableError: it cannot.
+        """
         probe = self.exporter_probes[exporter]
         if not probe.available:
             raise UnavailableError(with_fix(probe))
-        return int(probe.traits["opsets"][0])
+        return probe
 
     def _export(self, exporter: str, opset: int, problem: AnyProblem) -> Exported:
         assert isinstance(problem, Problem)
-        probe = self.exporter_probes[exporter]
-        if not probe.available:
-            raise UnavailableError(with_fix(probe))
+        self.require_exporter(exporter)
         path = self.run_dir.path / "artifacts" / f"{exporter}-opset{opset}-{problem.static_key()}.onnx"
         with self.worker(self.server("exporter", exporter), f"export-{exporter}") as worker:
             made = worker.ask(

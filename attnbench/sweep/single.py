@@ -13,7 +13,7 @@ from attnbench.problem import Problem
 from attnbench.sweep import grid
 from attnbench.sweep.artifacts import artifact_from_dict
 from attnbench.sweep.bench import Bench
-from attnbench.sweep.rundir import FOLDERS, RunDirectory
+from attnbench.sweep.rundir import RunDirectory
 from attnbench.sweep.workers import ForkServers
 
 
@@ -40,9 +40,7 @@ def export(
     except OSError as err:
         raise InputError(f"cannot write to {str(out.parent)!r}: {err.strerror}; name another file") from err
     with folder, ForkServers(env) as servers:
-        run_dir = RunDirectory(Path(folder.name))
-        for name in (*FOLDERS, run_dir.work_path.name):
-            (run_dir.path / name).mkdir()
+        run_dir = RunDirectory.create(Path(folder.name))
         bench = Bench(
             sweep=sweep, threads=1, arms=[], run_dir=run_dir, servers=servers, run_id="export",
             runtime_probes=plugins.probe_all("runtime", runtimes),

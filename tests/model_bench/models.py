@@ -137,8 +137,8 @@ class Session:
         return Facts(runtime_version="1", device="cpu", device_name="fake", threads=1, compute_precision="unknown")
 
 
-class Honest:
-    name = "honest"
+class Old:
+    name = "old"
     takes_artifact = True
     opt_in = False
     preload = ()
@@ -151,6 +151,10 @@ class Honest:
 
     def load(self, problem, artifact, settings):
         raise AssertionError("attention is never asked here")
+
+
+class Honest(Old):
+    name = "honest"
 
     @contextmanager
     def load_model(self, problem, artifact, settings):
@@ -201,22 +205,6 @@ class Killed(Honest):
     name = "killed"
     def hook(self, found):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Old:
-    name = "old"
-    takes_artifact = True
-    opt_in = False
-    preload = ()
-
-    def probe(self):
-        return Probe(available=True, version="1")
-
-    def supports(self, problem, artifact):
-        return SUPPORTED
-
-    def load(self, problem, artifact, settings):
-        raise AssertionError("attention is never asked here")
 """
 RUNTIMES = {"honest": "liars:Honest", "wrong-integer": "liars:WrongInteger", "wrong-float": "liars:WrongFloat",
             "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "tired": "liars:Tired", "killed": "liars:Killed",

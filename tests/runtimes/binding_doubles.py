@@ -7,6 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+
+def rtx() -> Any:
+    """The real module, or a skip."""
+    return pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
 
 def arities(cls: type, name: str) -> set[int]:
     """How many arguments a method may be given, itself not counted, over all its overloads.
