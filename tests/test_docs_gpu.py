@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.measure import environment
-from attnbench_runtimes import cuda_driver, gpu_stack, ort, ort_gpu
+from attnbench_runtimes import cuda_driver, gpu_stack, ort, ort_gpu, tensorrt
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,6 +51,17 @@ def test_every_target_and_setting_of_make_exists(text: str) -> None:
 def test_what_the_doctor_is_said_to_say_is_what_the_code_says(words: str, module: object) -> None:
     assert words in inspect.getsource(module)  # type: ignore[arg-type]
     assert words.replace("{verb}", "are") in GPU
+
+
+@pytest.mark.parametrize("runtime", [tensorrt.Tensorrt, tensorrt.TensorrtRtx])
+def test_the_table_names_every_option_and_value_of_tensorrt(runtime: type[tensorrt.TensorrtRuntime]) -> None:
+    row = next(
+        line for line in GPU.splitlines() if line.startswith("|") and f"`{runtime.name}`" in line and "=" in line
+    )
+    options = {name: values for name, values in runtime.options.items() if name != "arch"}  # of compiling without a GPU
+    assert options
+    missing = [f"{name}={value}" for name, values in options.items() for value in values if value not in row]
+    assert [name for name in options if f"`{name}=" not in row] + missing == []
 
 
 def test_what_nobody_built_says_so() -> None:
