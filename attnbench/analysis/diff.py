@@ -4,7 +4,8 @@ Cases match by `case_id` (problem and arm, not versions or machine). Rows of ano
 latency scope or precision are set apart. Compared are: status; latency (see `shifts`); peak memory beyond 3 % and 2 MiB
 (18 runs on one busy machine lay within 1.3 MiB of each other); the attention kernel and what the runtime told of
 itself; the worst row's error where it more than doubled. Single readings (`load_ms`, `first_call_ms`,
-`kept_host_bytes`) are not compared.
+`kept_host_bytes`) are not compared. Of a file that another arm judges now, only what needs no judge is compared: an
+error against another answer is another error.
 """
 
 from collections import Counter, defaultdict
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from attnbench.analysis.groups import judge_of_row
 from attnbench.analysis.shifts import Common, Noise, Shift, judge_shifts, why_unjudged
 from attnbench.problem import Variant
 from attnbench.records import Record
@@ -74,7 +76,7 @@ class Apart:
 
     old: Record
     new: Record
-    condition: str  # of CONDITIONS, `machine`, `memory_limit_bytes`, or `skipped`
+    condition: str  # of CONDITIONS, `machine`, `memory_limit_bytes`, `judge`, or `skipped`
     old_value: Any
     new_value: Any
 
@@ -92,6 +94,7 @@ class Diff:
     noise: Noise
     common: Common | None
     artifact_changes: int  # cases whose exported file has another checksum
+    judge_changes: Mapping[tuple[str, str], int]  # (judge in OLD, judge in NEW), where they differ -> cases
 
     def adverse(self, category: str) -> int:
         """How many cases got worse in this way (`drift`: 1 when most runtimes are slower together)."""
@@ -140,6 +143,7 @@ def diff(old: Side, new: Side) -> Diff:
         only_old=tuple(r for key, r in olds.items() if key not in news),
         only_new=tuple(r for key, r in news.items() if key not in olds),
         artifact_changes=sum(_differ(a.artifact_sha256, b.artifact_sha256) for a, b in pairs.values()),
+        judge_changes=_judge_changes((olds[key], news[key]) for key in olds.keys() & news.keys()),
     )  # fmt: skip
 
 
@@ -158,6 +162,12 @@ def _aa(rows: Iterable[Record]) -> list[float]:
 def _differ(old: Any, new: Any) -> bool:
     """Both are known, and not the same."""
     return old not in _UNTOLD and new not in _UNTOLD and bool(old != new)
+
+
+def _judge_changes(pairs: Iterable[tuple[Record, Record]]) -> dict[tuple[str, str], int]:
+    """Which judges were replaced by which, and in how many cases that both runs have."""
+    judges = ((judge_of_row(old), judge_of_row(new)) for old, new in pairs)
+    return dict(sorted(Counter((old, new) for old, new in judges if old and new and old != new).items()))
 
 
 class _Conditions:
@@ -201,6 +211,9 @@ def _apart(old: Record, new: Record, before: _Conditions, after: _Conditions) ->
         limits = old.memory_limit_bytes, new.memory_limit_bytes
         if limits[0] != limits[1]:
             return apart("memory_limit_bytes", *limits)
+    judges = judge_of_row(old), judge_of_row(new)
+    if old.status != new.status and "mismatch" in (old.status, new.status) and _differ(*judges):
+        return apart("judge", *judges)
     return None
 
 
@@ -270,8 +283,8 @@ def _without_readings(value: Any) -> Any:
 
 
 def _numeric(old: Record, new: Record) -> list[Finding]:
-    """Errors that more than doubled (or halved) and are more than rounding; of the same inputs only."""
-    if old.seed != new.seed:
+    """Errors that more than doubled (or halved) and are more than rounding; of the same inputs and judge only."""
+    if old.seed != new.seed or _differ(judge_of_row(old), judge_of_row(new)):
         return []
     found = []
     for column in ("worst_row_rel_err", "peaked_worst_row_rel_err"):

@@ -11,6 +11,7 @@ from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import COMPILES_ONLY, Record, known_size
 
 GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
+FLOAT64 = "float64"  # what judges the built-in attention and modules
 JUDGED_BY = "judged_by_"  # a flag of rows that an arm judged, its label behind it
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
 
@@ -158,6 +159,13 @@ def judges_of(records: Iterable[Record]) -> list[str]:
 def judge_of(records: Iterable[Record]) -> str | None:
     """The usual one of `judges_of`; None: float64 judges."""
     return next(iter(judges_of(records)), None)
+
+
+def judge_of_row(record: Record) -> str | None:
+    """What one row was compared with: `FLOAT64`, or the label of an arm; None: with nothing."""
+    if record.model is None or record.exporter != GIVEN:
+        return FLOAT64 if record.status in ("ok", "mismatch") else None
+    return next((flag.removeprefix(JUDGED_BY) for flag in record.flags if flag.startswith(JUDGED_BY)), None)
 
 
 def latency_ms(record: Record) -> float | None:

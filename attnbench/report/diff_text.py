@@ -14,6 +14,7 @@ from attnbench.analysis.groups import judge_of
 from attnbench.measure.statistics import MIN_EXACT_ROUNDS
 from attnbench.records import Record
 from attnbench.report.findings import flat_text, machine_facts
+from attnbench.report.judged import judge_change_text, judges_text
 from attnbench.report.markdown import plain
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_error, fmt_list, fmt_ms, fmt_number, fmt_percent, printable
 
@@ -39,8 +40,8 @@ _UNJUDGED = {
 _CONDITIONS = {
     "machine": "another processor", "device": "another device", "device_name": "another processor or device",
     "threads": "another number of threads", "latency_scope": "another latency scope",
-    "compute_precision": "another precision", "memory_limit_bytes": "another memory limit",
-    "skipped": "not measured in one of the runs",
+    "compute_precision": "another precision", "judge": "compared with another arm",
+    "memory_limit_bytes": "another memory limit", "skipped": "not measured in one of the runs",
 }  # fmt: skip
 
 
@@ -240,6 +241,8 @@ def run_facts(diff: Diff) -> list[tuple[str, str, str]]:
 
     old, new = told(diff.old), told(diff.new)
     facts = [(name, old[name], new[name]) for name in old]
+    if any(r.model is not None for side in (diff.old, diff.new) for r in side.rows):
+        facts.append(("judged by", judges_text(diff.old.rows), judges_text(diff.new.rows)))
     versions = [{k: str(v) for k, v in (side.manifest.get("versions") or {}).items()} for side in (diff.old, diff.new)]
     for name in sorted({*versions[0], *versions[1]} - {"attnbench"}):
         before, after = (v.get(name, "none") for v in versions)
@@ -277,7 +280,7 @@ def terminal_text(diff: Diff, *, width: int = 80) -> str:
 
     out = [line for name, old, new in run_facts(diff) for line in _fact(name, old, new, wrapped)]
     out.append("")
-    for sentence in (headline(diff), common_shift(diff), coverage(diff), sensitivity(diff), _artifacts(diff)):
+    for sentence in _sentences(diff):
         out += wrapped(sentence, hang=0) if sentence else []
     for title, lines in _sections(diff):
         out += ["", title]
@@ -304,6 +307,12 @@ def _fact(name: str, old: str, new: str, wrapped: Any) -> Iterator[str]:
         yield from wrapped(f"NEW {new}", indent=13, hang=0)
 
 
+def _sentences(diff: Diff) -> tuple[str, ...]:
+    """The headline first; those that have nothing to say are empty."""
+    return (headline(diff), judge_change_text(diff.judge_changes), common_shift(diff), coverage(diff),
+            sensitivity(diff), _artifacts(diff))  # fmt: skip
+
+
 def _artifacts(diff: Diff) -> str:
     if not diff.artifact_changes:
         return ""
@@ -322,7 +331,7 @@ def _sections(diff: Diff) -> list[tuple[str, list[Line]]]:
 
 def markdown(diff: Diff) -> str:
     """For a pull request: the sentence, what got worse, then what got better; the rest is folded away."""
-    sentences = [headline(diff), common_shift(diff), coverage(diff), sensitivity(diff), _artifacts(diff)]
+    sentences = _sentences(diff)
     head = ["### attnbench diff", "", f"**{plain(sentences[0])}**", ""]
     head += [plain(sentence) + "\n" for sentence in sentences[1:] if sentence]
     apart = apart_lines(diff)
@@ -356,6 +365,7 @@ def as_dict(diff: Diff, fail_on: Sequence[str]) -> dict[str, Any]:
         "noise": asdict(diff.noise),
         "common": None if diff.common is None else asdict(diff.common),
         "artifact_changes": diff.artifact_changes,
+        "judge_changes": [{"old": a, "new": b, "cases": n} for (a, b), n in diff.judge_changes.items()],
         "cases": [_case(case) for case in diff.compared],
         "apart": [
             {**_identity(a.new), "condition": a.condition, "old": a.old_value, "new": a.new_value} for a in diff.apart

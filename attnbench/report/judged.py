@@ -1,11 +1,11 @@
 """How rows were judged, in words: right against float64, or in agreement with another arm and no more than that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from attnbench.analysis.groups import Panel, judge_of, judges_of
+from attnbench.analysis.groups import Panel, judge_of, judge_of_row, judges_of
 from attnbench.records import Record
-from attnbench.report.text import fmt_list, printable
+from attnbench.report.text import fmt_count, fmt_list, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,25 @@ def how_judged(records: Sequence[Record]) -> str:
         error = "Error" if kinds == {"attention"} else "That of the built-in attention"
         told.append(f"{error} is against a float64 oracle on the same rounded inputs.")
     return " ".join(told)
+
+
+def judges_text(records: Sequence[Record]) -> str:
+    """Who judged these rows: `float64`, the arms that others were compared with, `nobody`."""
+    found = sorted({printable(judge) for r in records if (judge := judge_of_row(r)) is not None})
+    return fmt_list(found) if found else "nobody"
+
+
+def judge_change_text(changes: Mapping[tuple[str, str], int]) -> str:
+    """That cases of two runs were compared with different answers, and what follows; empty where none were."""
+    if not changes:
+        return ""
+    told = [f"{printable(old)} in OLD, {printable(new)} in NEW ({fmt_count(n, 'case')})"
+            for (old, new), n in changes.items()]  # fmt: skip
+    return (
+        f"The judge is another one: {'; '.join(told)}. An error against another answer is another error: errors of "
+        "these cases are not compared, and a case that differs from its judge in one run only is set apart. Give "
+        "both runs one --baseline."
+    )
 
 
 def _kinds(records: Sequence[Record]) -> set[str]:

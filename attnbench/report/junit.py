@@ -8,9 +8,10 @@ import xml.etree.ElementTree as ET  # only written here, never parsed
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.analysis.groups import latency_ms
+from attnbench.analysis.groups import FLOAT64, judge_of_row, latency_ms
 from attnbench.records import Record
 from attnbench.report.findings import broken_gates, progress_note
+from attnbench.report.judged import how_judged, judges_text
 from attnbench.report.names import geometry_name, length_name, told_apart
 from attnbench.report.text import printable
 
@@ -23,6 +24,8 @@ def junit_xml(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: s
 
     `ok` passes; a wrong answer, or a required arm that is not ok, is a failure; what broke is an error; what did not
     run is skipped with its reason; planned cases without a record are one error.
+    The properties `judged_by` and `judging` say what answers were compared with: float64, or another arm, as an answer
+    that differs then says of itself.
     A testcase's time is its median latency in seconds, and left out where there is none.
 
     Args:
@@ -49,7 +52,8 @@ def junit_xml(records: Sequence[Record], manifest: Mapping[str, Any], run_dir: s
     if started := str(manifest.get("started_at_utc") or ""):
         suite.set("timestamp", printable(started.removesuffix("Z").partition("+")[0]))  # the schemas know no time zone
     properties = ET.SubElement(suite, "properties")
-    for name, value in _properties(manifest, run_dir):
+    judging = [("judged_by", judges_text(records)), ("judging", how_judged(records))] if records else []
+    for name, value in [*_properties(manifest, run_dir), *judging]:
         ET.SubElement(properties, "property", name=printable(name), value=printable(value))
     suite.extend(cases)
     ET.indent(root)
@@ -62,8 +66,10 @@ def _case(r: Record, name: str, required: set[str]) -> ET.Element:
         case.attrib |= _seconds("time", latency / 1e3)
     reason = r.reason or "no reason was recorded"
     if r.status == "mismatch":
-        gates = "; ".join(broken_gates(r))
-        _add(case, "failure", "mismatch", gates or reason, reason)
+        gates = "; ".join(broken_gates(r)) or reason
+        judge = judge_of_row(r)
+        told = gates if judge in (None, FLOAT64) else f"differs from {judge}, which is no proof: {gates}"
+        _add(case, "failure", "mismatch", told, reason)
     elif r.status in _ERRORS:
         _add(case, "error", r.status, reason, "")
     elif r.status != "ok" and required & {r.arm, r.runtime}:

@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attnbench.analysis.groups import judge_of_row
 from attnbench.records import STATUSES, Record
 from attnbench.report.names import case_names
+from attnbench.report.text import printable
 
 OF_RIGHT_CASES = (
     "latency_ms_median", "latency_ms_ci_low", "latency_ms_ci_high", "latency_ms_p90", "latency_ms_p99", "sample_count",
@@ -27,7 +29,8 @@ OF_RUN = (
 def flat_metrics(records: Sequence[Record], manifest: Mapping[str, Any]) -> dict[str, float]:
     """`run/NAME` and `CASE/COLUMN`, finite numbers only.
 
-    A case that is wrong has its errors, but no time and no memory: a chart must not show it as a competitor.
+    A case that is wrong has its errors, but no time and no memory: a chart must not show it as a competitor. A run of
+    a model of the user has `run/cases_judged_by_JUDGE` too, how many cases were compared with what: float64 or an arm.
 
     Args:
         records: judged records.
@@ -36,6 +39,7 @@ def flat_metrics(records: Sequence[Record], manifest: Mapping[str, Any]) -> dict
     found: dict[str, Any] = {f"run/{name}": manifest.get(name) for name in OF_RUN}
     counts = Counter[str](r.status for r in records)
     found |= {f"run/cases_{status}": counts[status] for status in STATUSES}
+    found |= {f"run/cases_judged_by_{judge}": n for judge, n in _judges(records).items()}
     for dtype, peak in (manifest.get("machine_peak") or {}).items():
         found[f"run/machine_peak_{dtype}_gflops_per_s"] = peak.get("gflops_per_s")
     for name, record in zip(case_names(records), records, strict=True):
@@ -45,6 +49,12 @@ def flat_metrics(records: Sequence[Record], manifest: Mapping[str, Any]) -> dict
         )
         found |= {f"{name}/{column}": getattr(record, column) for column in columns}
     return {name: value for name, value in found.items() if _is_figure(value)}
+
+
+def _judges(records: Sequence[Record]) -> Counter[str]:
+    """Cases of models by what they were compared with; the arm that judges is compared with nothing."""
+    judged = (r for r in records if r.model is not None and r.status in ("ok", "mismatch"))
+    return Counter(printable(judge) for r in judged if (judge := judge_of_row(r)) not in (None, r.arm))
 
 
 def _is_figure(value: Any) -> bool:

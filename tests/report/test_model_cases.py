@@ -14,7 +14,8 @@ from attnbench.errors import InputError
 from attnbench.records import Record
 from attnbench.report import pyperf
 from attnbench.report.case_text import as_dict, case_text
-from attnbench.report.diff_text import lines_of
+from attnbench.report.diff_text import as_dict as diff_as_dict
+from attnbench.report.diff_text import lines_of, markdown, run_facts, terminal_text
 from tests.report.model_rows import JUDGE, MODULE_ARMS, model_records
 
 ROW = next(r for r in model_records(seq_lens=(512,)) if r.arm != JUDGE)
@@ -92,6 +93,50 @@ def test_an_answer_that_differs_now_is_not_called_wrong(lab: Any) -> None:
     assert "encoder.onnx, batch=1, kv=64 T = 128" in line.where
     (line, *_) = [x for x in lines_of(diff(side(lab, changed), side(lab, rows))) if x.category == "mismatch"]
     assert line.label == "agrees again"
+
+
+def judged_by(judge: str, **changes: Any) -> list[Record]:
+    """Rows at T = 128, of which this arm judges the others."""
+    rows = model_records(seq_lens=(128,), judge=judge)
+    return [r if r.arm == judge else r.model_copy(update=changes) for r in rows]
+
+
+def test_another_judge_is_told_and_errors_against_it_are_not_compared(lab: Any) -> None:
+    by_ort = judged_by("file@ort-cpu", worst_row_rel_err=1e-7)
+    by_openvino = judged_by("file@openvino", worst_row_rel_err=1e-2)
+    third = [r.model_copy(update={"arm": "file@third", "runtime": "third", "case_id": "third0"}) for r in by_ort[1:]]
+    third_off = [r.model_copy(update={"worst_row_rel_err": 1e-2, "flags": ["judged_by_file@openvino"]}) for r in third]
+    found = diff(side(lab, [*by_ort, *third]), side(lab, [*by_openvino, *third_off]))
+    assert found.judge_changes == {("file@ort-cpu", "file@openvino"): 1}
+    assert lines_of(found) == []
+    text = " ".join(terminal_text(found).split())
+    assert "judged by file@ort-cpu -> file@openvino" in text
+    assert "The judge is another one: file@ort-cpu in OLD, file@openvino in NEW (1 case)." in text
+    assert "The judge is another one" in markdown(found)
+    assert diff_as_dict(found, [])["judge_changes"] == [{"old": "file@ort-cpu", "new": "file@openvino", "cases": 1}]
+    same_judge = [r.model_copy(update={"flags": ["judged_by_file@ort-cpu"]}) for r in third_off]
+    (line,) = lines_of(diff(side(lab, [*by_ort, *third]), side(lab, [*by_ort, *same_judge])))
+    assert line.label == "larger error"
+
+
+def test_a_case_that_differs_from_another_judge_only_is_set_apart(lab: Any) -> None:
+    (_, old), (_, new) = judged_by("file@ort-cpu"), judged_by("file@ort-cpu", status="mismatch")
+    new = new.model_copy(update={"flags": ["judged_by_file@third"]})
+    found = diff(side(lab, [old]), side(lab, [new]))
+    assert [(a.condition, a.old_value, a.new_value) for a in found.apart] == [
+        ("judge", "file@ort-cpu", "file@third"),
+    ]
+    assert found.adverse("mismatch") == 0
+    assert "1 case: compared with another arm: file@ort-cpu -> file@third" in terminal_text(found)
+
+
+def test_a_module_and_a_file_are_judged_by_float64_and_by_an_arm(lab: Any) -> None:
+    module = model_records(seq_lens=(128,), judge=None, arms=MODULE_ARMS)
+    found = diff(side(lab, module), side(lab, model_records(seq_lens=(128,))))
+    assert ("judged by", "float64", "file@ort-cpu") in run_facts(found)
+    assert found.exit_code(()) == 3
+    attention = lab.default_records(variants=("self",), seq_lens=(128,))
+    assert "judged by" not in [name for name, *_ in run_facts(diff(side(lab, attention), side(lab, attention)))]
 
 
 def test_cases_convert_to_pyperf(lab: Any, tmp_path: Path) -> None:

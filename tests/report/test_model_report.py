@@ -18,6 +18,7 @@ from attnbench.report.findings import trust_line
 from attnbench.report.judged import count_at, how_judged, words_for, words_of
 from attnbench.report.junit import junit_xml
 from attnbench.report.markdown import markdown_summary
+from attnbench.report.metrics import flat_metrics
 from attnbench.report.names import case_names
 from attnbench.report.pictures import plot
 from attnbench.report.tables import read_csv
@@ -193,3 +194,29 @@ def test_all_versions_of_a_model_name_stay_text(lab: Any, tmp_path: Path) -> Non
     texts(lab, tmp_path, rows)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "<b>x & y</b>" not in page
+
+
+def test_programs_read_who_judged(lab: Any) -> None:
+    of_file, of_module = model_records(seq_lens=(64, 128)), model_records(seq_lens=(64,), judge=None, arms=MODULE_ARMS)
+    assert flat_metrics(of_file, {})["run/cases_judged_by_file@ort-cpu"] == 2
+    assert flat_metrics(of_module, {})["run/cases_judged_by_float64"] == 2
+    assert not [name for name in flat_metrics(lab.troubled_records(), {}) if "judged" in name]
+
+    def properties(rows: Any) -> dict[str, str]:
+        root = ET.fromstring(junit_xml(rows, {}, "RUN"))
+        return {p.attrib["name"]: p.attrib["value"] for p in root.iter("property")}
+
+    assert properties(of_file)["judged_by"] == "file@ort-cpu"
+    assert "There is no float64 truth for a file" in properties(of_file)["judging"]
+    assert properties(of_module)["judged_by"] == "float64"
+    assert "against the module itself in float64" in properties(of_module)["judging"]
+    assert properties(lab.troubled_records())["judged_by"] == "float64"
+
+
+def test_junit_calls_an_answer_that_differs_from_an_arm_no_proven_fault() -> None:
+    differs = [
+        r.model_copy(update={"status": "mismatch", "worst_row_rel_err": 0.5, "reason": "row 3 is off"})
+        for r in model_records(seq_lens=(64,)) if r.arm != JUDGE
+    ]  # fmt: skip
+    (failure,) = ET.fromstring(junit_xml(differs, {}, "RUN")).iter("failure")
+    assert failure.attrib["message"].startswith("differs from file@ort-cpu, which is no proof: worst row 5.0e-01")
