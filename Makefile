@@ -12,6 +12,7 @@ SYSTEM ?=
 OFFLINE ?=
 TORCH_INDEX ?=
 EXTRA ?=
+WORKERS ?=
 
 # Relative, so that a clone in a folder with spaces in its name works.
 VENV := .venv
@@ -28,6 +29,7 @@ help: ## List the targets and their settings
 	@printf '  %-24s %s\n' \
 	  'SWEEP=quick' 'quick, default, full, or a TOML file (bench)' \
 	  'ARGS="..."' 'more arguments (bench, test, perf, perf-diff, perf-limits, perf-recipes, gpu-check)' \
+	  'WORKERS=1' 'how many processes run the tests, at most one a core (test)' \
 	  'PYTHON=python3.12' 'the Python to make .venv with, 3.11 or newer (setup)' \
 	  'EXTRA=cpu' 'cpu or gpu; else by whether nvidia-smi works (setup)' \
 	  'SYSTEM=1' 'use, and never replace, torch, TensorRT and onnxruntime of the system (setup)' \
@@ -58,8 +60,11 @@ $(STAMP): pyproject.toml constraints.txt setup_env.py
 bench: setup ## Compare runtimes over T: SWEEP=quick for a first answer in a minute
 	$(BIN)/attnbench bench "$(SWEEP)" $(ARGS)
 
-test: setup ## Run the whole test suite
-	$(BIN)/pytest $(ARGS)
+# Files stay whole, since what the tests of one file share is dear; those marked `alone` wait until nothing else runs.
+test: setup ## Run the whole test suite, two files at a time where there are two cores; with ARGS one at a time
+	cores="$$(getconf _NPROCESSORS_ONLN)" && workers="$(or $(WORKERS),$(if $(ARGS),1,2))" && \
+	workers="$$((workers < cores ? workers : cores))" && \
+	$(BIN)/pytest -n "$$((workers > 1 ? workers : 0))" --dist loadfile $(ARGS)
 
 check: setup ## Lint, format, types, direction of imports
 	$(BIN)/ruff check

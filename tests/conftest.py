@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+import signal
 import site
 import sys
 from collections.abc import Callable
@@ -13,9 +14,18 @@ import pytest
 from attnbench import api, cli
 from attnbench.errors import InputError
 from attnbench.records import Record
+from tests.turns import pytest_configure_node, pytest_runtest_protocol, pytest_unconfigure
+
+__all__ = ["pytest_configure_node", "pytest_runtest_protocol", "pytest_unconfigure"]  # hooks of tests/turns.py
 
 InstallPlugin = Callable[..., Path]
 Call = tuple[int, str, str]
+
+
+def pytest_configure() -> None:
+    """Let SIGINT end what the tests start: a shell has it ignored by all that it runs in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -121,6 +122,32 @@ def test_targets_that_people_are_told_of_exist(target: str) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "cores", "told"),
+    [
+        ([], 2, 4, []),
+        ([], 0, 1, []),
+        (["WORKERS=4"], 4, 4, []),
+        (["WORKERS=4"], 3, 3, []),
+        (["WORKERS=1"], 0, 4, []),
+        (["WORKERS=0"], 0, 4, []),
+        (["ARGS=tests/test_plugins.py -x"], 0, 4, ["tests/test_plugins.py", "-x"]),
+        (["ARGS=-m slow", "WORKERS=2"], 2, 4, ["-m", "slow"]),
+    ],
+)
+def test_make_test_runs_files_at_once_where_there_are_cores_and_no_file_was_named(
+    tmp_path: Path, settings: list[str], asked: int, cores: int, told: list[str]
+) -> None:
+    for name, answer in (("pytest", '"$@"'), ("getconf", str(cores))):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '%s\\n' {answer}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["make", "--silent", "--assume-old=setup", "test", f"BIN={tmp_path}", *settings], cwd=ROOT, text=True,
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["-n", str(asked), "--dist", "loadfile", *told]
 
 
 def test_make_setup_refuses_a_python_that_is_too_old(tmp_path: Path) -> None:
