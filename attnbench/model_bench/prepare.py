@@ -18,6 +18,7 @@ from attnbench.errors import InputError, RecordsError
 from attnbench.interfaces import Probe
 from attnbench.model_bench.bench import FILE, INPUTS_FILE, ModelBench
 from attnbench.model_bench.request import ModelRequest
+from attnbench.model_bench.runtimes import require_one
 from attnbench.model_bench.source import FOLDER, Source, restore, stage
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.sweep import grid, runner
@@ -173,6 +174,7 @@ def _prepared(
     found: list[AnyProblem] = list(problems)
     filled = _filled(sweep, request.kind)
     prepared = runner.prepare_arms(filled, found, _exporter_probes(request, filled), started_s)
+    require_one(prepared.runtime_probes, request.kind)
     as_labels = {"baseline": prepared.sweep.baseline, "require": prepared.sweep.require}
     prepared.sweep = sweep = sweep.model_copy(update=as_labels)
     prepared.make_bench = functools.partial(

@@ -226,6 +226,38 @@ def test_what_only_attention_has_is_refused(tmp_path: Path) -> None:
         api.bench(sizes={"batch": 1})
 
 
+@pytest.mark.parametrize(
+    ("runtimes", "why"),
+    [
+        (["torch-eager"], "torch-eager runs modules of torch, and the model is an ONNX file"),
+        (["onnx-reference"], "onnx-reference is never timed, and attnbench conform checks it on the built-in"),
+        (["torch-sdpa", "null"], "torch-sdpa runs modules of torch, .*; null computes nothing"),
+    ],
+)
+def test_runtimes_of_which_none_runs_files_are_refused_with_those_that_do(
+    tmp_path: Path, runtimes: list[str], why: str
+) -> None:
+    file = models.save_fixed(tmp_path / "fixed.onnx")
+    with pytest.raises(
+        InputError, match=rf"^--runtimes: {why}.*; runtimes here that run ONNX files: .*ort-cpu"
+    ) as told:
+        bench(tmp_path, file, runtimes=runtimes)
+    listed = str(told.value).rpartition(": ")[2].split(", ")
+    assert not {"torch-eager", "torch-sdpa", "torch-compile", "onnx-reference", "null"} & set(listed)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_runtime_that_cannot_run_files_beside_one_that_can_is_a_row(tmp_path: Path) -> None:
+    file = models.save_fixed(tmp_path / "fixed.onnx")
+    rows = by_arm(bench(tmp_path, file, runtimes=["ort-cpu", "torch-eager", "onnx-reference"]))
+    assert {row.runtime: row.status for row in rows.values()} == {
+        "ort-cpu": "ok", "torch-eager": "unsupported", "onnx-reference": "unsupported",
+    }  # fmt: skip
+    assert rows["file@onnx-reference"].reason == (
+        "onnx-reference is checked by attnbench conform, never timed, and on the built-in attention only"
+    )
+
+
 def test_a_hostile_file_is_refused_before_a_run_exists(tmp_path: Path) -> None:
     import onnx
 
