@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from attnbench.engine_facts import EngineFacts
 from attnbench.errors import UnavailableError
 from attnbench.model_problem import ModelProblem
 from attnbench.problem import Problem
@@ -251,6 +252,26 @@ class ModelRuntime(Runtime, Protocol):
         Raises:
             UnsupportedError: the runtime refuses this model; the message is its own.
             ReadBackError: threads, device or precision in force differ from what was asked.
+        """
+        ...
+
+
+class EngineRuntime(ModelRuntime, Protocol):
+    """A runtime that runs compiled engines of the user too: `load_model` takes them where an ONNX file could be."""
+
+    opens_engines: bool
+
+    def read_engine(self, path: Path, device: str) -> EngineFacts:
+        """Open an engine and say what it takes and gives, and at which sizes; nothing is run.
+
+        Args:
+            path: of a file from elsewhere, in a worker with a memory limit.
+            device: `cuda:0`.
+
+        Raises:
+            InputError: it is no engine of this runtime.
+            UnavailableError: what is needed to open it is not here.
+            UnsupportedError: the runtime refuses it, in its own words, or it has inputs or outputs that none is given.
         """
         ...
 

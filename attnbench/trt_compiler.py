@@ -224,8 +224,14 @@ def new_log(trt: Any) -> Any:
         def text(self) -> str:
             return "\n".join(message for _, message in self.told)
 
+        def errors(self) -> list[str]:
+            wrong = (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+            return [" ".join(message.split()) for severity, message in self.told if severity in wrong]
+
         def last_error(self) -> str:
-            errors = [m for severity, m in self.told if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)]
-            return " ".join(errors[-1].split()) if errors else "it does not say why"
+            return (self.errors() or ["it does not say why"])[-1]
+
+        def every_error(self) -> str:
+            return "; ".join(dict.fromkeys(self.errors())) or "it does not say why"
 
     return Log()

@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench import trt_compiler
 from attnbench.errors import UnsupportedError
 from attnbench.interfaces import UNKNOWN, Artifact, CompiledFacts, Probe, Settings, Support
+from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import Problem
 from attnbench_runtimes import binding, cuda_driver, gpu_stack
 
 if TYPE_CHECKING:
+    from attnbench.engine_facts import EngineFacts
+    from attnbench.interfaces import ModelSession
+    from attnbench_runtimes.cuda_buffers import Device
     from attnbench_runtimes.tensorrt_session import TensorrtSession
 
 GROWTH_LEN = 4096  # planned memory is compared between this and twice this length: below, other buffers hide scores
@@ -33,6 +37,7 @@ class TensorrtRuntime:
     compiles_without_gpu: ClassVar[bool] = False
     architectures: ClassVar[tuple[str, ...]] = ()  # of the GPUs that it has kernels for; empty: not limited
     takes_artifact = True
+    opens_engines = True  # see `attnbench.interfaces.EngineRuntime`
     opt_in = True
     preload: tuple[str, ...] = ()
     # strict: every Attention node keeps a kernel of its own, or the file is refused; decomposable: it may be taken
@@ -83,10 +88,62 @@ class TensorrtRuntime:
         Raises:
             UnsupportedError: the file is refused, in the compiler's words, or there is no GPU to run it on.
         """
-        from attnbench_runtimes import cuda_buffers, tensorrt_session
+        from attnbench_runtimes.tensorrt_engines import CompiledEngines
+        from attnbench_runtimes.tensorrt_session import TensorrtSession
 
         if artifact is None:
             raise UnsupportedError(f"{self.name} runs ONNX files; name an exporter")
+        with self._on_gpu(settings) as (asked, device):
+            engines = CompiledEngines(self, problem, artifact, settings, asked)
+            yield TensorrtSession(engines, problem, asked, device)
+
+    @contextlib.contextmanager
+    def load_model(self, problem: ModelProblem, artifact: Artifact, settings: Settings) -> "Iterator[ModelSession]":
+        """Hold a model of the user: an ONNX file compiled at its sizes, or an engine as it is.
+
+        Raises:
+            UnsupportedError: as `load`; or the engine holds not these sizes, or is settled already.
+            InputError: the engine is none, or of another model.
+        """
+        from attnbench_runtimes import tensorrt_models, tensorrt_plans
+        from attnbench_runtimes.tensorrt_engines import CompiledEngines, Engines
+
+        is_plan = tensorrt_plans.is_plan(artifact.path)
+        if not is_plan:
+            binding.require_onnx(self.name, artifact)
+        elif settled := [name for name in settings.options if name != "cuda_graph"]:
+            raise UnsupportedError(f"{', '.join(settled)} was settled when the engine was compiled; it has cuda_graph")
+        with self._on_gpu(settings) as (asked, device):
+            engines: Engines
+            if is_plan:
+                engines = tensorrt_models.PlanEngines(self, artifact.path, settings)
+            else:
+                engines = CompiledEngines(self, problem, artifact, settings, asked)
+            asked = {"cuda_graph": asked["cuda_graph"]} if is_plan else asked
+            yield tensorrt_models.EngineModelSession(engines, problem, asked, device)
+
+    def read_engine(self, path: Path, device: str) -> "EngineFacts":
+        """What an engine of the user takes and gives, and its profiles; the GPU that it is for must be here.
+
+        Raises:
+            InputError: it is no engine of this runtime.
+            UnavailableError: the package or a GPU lacks.
+            UnsupportedError: NVIDIA refuses it, or it has inputs or outputs that cannot be benched.
+        """
+        from attnbench_runtimes import tensorrt_plans
+
+        why, _ = self._why_not_run(trt_compiler.PACKAGES[self.module])
+        return tensorrt_plans.read(path, device, module=self.module, runtime=self.name, why_not_run=why)
+
+    @contextlib.contextmanager
+    def _on_gpu(self, settings: Settings) -> Iterator[tuple[dict[str, str], "Device"]]:
+        """Every option with its value, and the GPU, which is given back at the end.
+
+        Raises:
+            UnsupportedError: an option that there is not, or no GPU to run on.
+        """
+        from attnbench_runtimes import cuda_buffers
+
         asked = self._asked(settings)
         why = cuda_driver.why_no_gpu()
         if why:
@@ -94,9 +151,8 @@ class TensorrtRuntime:
         if "arch" in settings.options:
             raise UnsupportedError(f"{self.name} runs what it compiles for the GPU that is here; leave arch out")
         asked.pop("arch", None)  # None: of the GPU that is here
-        index = cuda_driver.device_index(settings.device, self.name)
-        with cuda_buffers.opened(index) as device:
-            yield tensorrt_session.open_session(self, problem, artifact, settings, asked, device)
+        with cuda_buffers.opened(cuda_driver.device_index(settings.device, self.name)) as device:
+            yield asked, device
 
     def _asked(self, settings: Settings) -> dict[str, str]:
         """Every option with its value, the first of its values where it was not given.
@@ -163,7 +219,7 @@ def is_tf32(settings: Settings) -> bool:
 
 
 def compiled(
-    runtime: TensorrtRuntime, problem: Problem, artifact: Artifact, asked: Mapping[str, str], **more: Any
+    runtime: TensorrtRuntime, problem: AnyProblem, artifact: Artifact, asked: Mapping[str, str], **more: Any
 ) -> trt_compiler.Compiled:
     """An engine for a problem: of its own sizes, or of all up to them.
 
@@ -184,9 +240,15 @@ def compiled(
     return made
 
 
-def range_of(problem: Problem) -> trt_compiler.Shapes:
-    """Every input's least, usual and largest shape: one token up to the problem's own sizes, which are the usual."""
-    least = problem.at(batch_size=1, q_len=1, kv_len=2 if problem.variant == "decode" else 1).input_shapes()
+def range_of(problem: AnyProblem) -> trt_compiler.Shapes:
+    """Every input's least, usual and largest shape: one token up to the problem's own sizes, which are the usual.
+
+    Of a model every free dim begins at 1.
+    """
+    if isinstance(problem, ModelProblem):
+        least = problem.at(dict.fromkeys(problem.sizes, 1)).input_shapes()
+    else:
+        least = problem.at(batch_size=1, q_len=1, kv_len=2 if problem.variant == "decode" else 1).input_shapes()
     usual = problem.input_shapes()
     return {name: (least[name], shape, shape) for name, shape in usual.items()}
 

@@ -3,8 +3,8 @@
 The binding is compiled, so that `create_autospec` finds no signatures: they are read from its docstrings.
 """
 
+import ctypes
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,7 +41,9 @@ class Double:
         self._cls, self._answers = cls, answers
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(getattr(self._cls, name), property):
+            return self._answers[name]
         allowed = arities(self._cls, name)
 
         def call(*arguments: Any) -> Any:
@@ -52,3 +54,34 @@ class Double:
             return answer(*arguments) if callable(answer) else answer
 
         return call
+
+
+class HostDevice:
+    """A device whose memory is this process's."""
+
+    stream = 7
+
+    def __init__(self) -> None:
+        self.held: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self.captures = 0
+
+    def allocate(self, size_bytes: int) -> int:
+        memory = ctypes.create_string_buffer(max(1, size_bytes))
+        self.held[ctypes.addressof(memory)] = memory
+        return ctypes.addressof(memory)
+
+    def free(self, place: int) -> None:
+        del self.held[place]
+
+    def upload(self, array: Any, place: int) -> None:
+        ctypes.memmove(place, array.ctypes.data, array.nbytes)
+
+    def download(self, place: int, array: Any) -> None:
+        ctypes.memmove(array.ctypes.data, place, array.nbytes)
+
+    def synchronize(self) -> None:
+        pass
+
+    def captured(self, enqueue: Any) -> Any:
+        self.captures += 1
+        return enqueue

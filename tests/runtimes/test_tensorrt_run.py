@@ -12,46 +12,16 @@ import numpy as np
 import pytest
 
 from attnbench import trt_compiler
-from attnbench.errors import UnsupportedError
+from attnbench.errors import ReadBackError, UnsupportedError
 from attnbench.interfaces import Artifact, Settings
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
-from attnbench_runtimes import cuda_buffers, cuda_driver, tensorrt, tensorrt_session
-from tests.runtimes.binding_doubles import Double, arities, rtx
+from attnbench_runtimes import cuda_buffers, cuda_driver, tensorrt, tensorrt_engines, tensorrt_session
+from attnbench_runtimes.tensorrt_engines import CompiledEngines
+from tests.runtimes.binding_doubles import Double, HostDevice, arities, rtx
 
 GPU = Settings(device="cuda:0")
 LAYERS = json.dumps({"Layers": [{"Name": "_gemm_mha_v2_myl0_3"}, {"Name": "kgen_add"}]})
-
-
-class HostDevice:
-    """A device whose memory is this process's."""
-
-    stream = 7
-
-    def __init__(self) -> None:
-        self.held: dict[int, ctypes.Array[ctypes.c_char]] = {}
-        self.captures = 0
-
-    def allocate(self, size_bytes: int) -> int:
-        memory = ctypes.create_string_buffer(max(1, size_bytes))
-        self.held[ctypes.addressof(memory)] = memory
-        return ctypes.addressof(memory)
-
-    def free(self, place: int) -> None:
-        del self.held[place]
-
-    def upload(self, array: Any, place: int) -> None:
-        ctypes.memmove(place, array.ctypes.data, array.nbytes)
-
-    def download(self, place: int, array: Any) -> None:
-        ctypes.memmove(array.ctypes.data, place, array.nbytes)
-
-    def synchronize(self) -> None:
-        pass
-
-    def captured(self, enqueue: Any) -> Any:
-        self.captures += 1
-        return enqueue
 
 
 class Rig:
@@ -63,6 +33,7 @@ class Rig:
         self.built: list[trt_compiler.Compiled] = []
         self.asked: list[dict[str, Any]] = []
         self.needs = 512
+        self.gives: tuple[int, ...] = ()  # the shape that the engine says y has; (): the right one
         self.engine = Double(
             trt.ICudaEngine, create_execution_context=self.make_context,
             create_engine_inspector=lambda: Double(trt.EngineInspector, get_engine_information=lambda form: LAYERS),
@@ -77,11 +48,16 @@ class Rig:
             self.trt.IExecutionContext,
             set_input_shape=lambda name, shape: self.shapes.update({name: shape}) is None,
             set_tensor_address=lambda name, place: self.places.update({name: place}) is None,
+            get_tensor_shape=lambda name: self.trt.Dims(self.gives or self.sized().output_shape()),
             update_device_memory_size_for_shapes=lambda: self.needs,
             execute_async_v3=self.execute,
         )
         self.contexts.append(context)
         return context
+
+    def sized(self) -> Problem:
+        q, k = self.shapes["q"], self.shapes["k"]
+        return self.problem.at(q_len=q[2], kv_len=k[2], batch_size=q[0])
 
     def execute(self, stream: int) -> bool:
         assert stream == HostDevice.stream
@@ -91,8 +67,7 @@ class Rig:
             return np.ctypeslib.as_array((ctypes.c_float * count).from_address(self.places[name])).reshape(shape)
 
         inputs = {name: view(name, shape) for name, shape in self.shapes.items()}
-        sized = self.problem.at(q_len=self.shapes["q"][2], kv_len=self.shapes["k"][2], batch_size=self.shapes["q"][0])
-        y = reference_output(sized, inputs, {}).astype(np.float32)
+        y = reference_output(self.sized(), inputs, {}).astype(np.float32)
         view("y", y.shape)[...] = y
         return True
 
@@ -126,7 +101,8 @@ def open_session(device: HostDevice, **options: str) -> tensorrt_session.Tensorr
     artifact = Artifact(path=Path("m.onnx"), exporter="e", opset=23, sha256="ab", size_bytes=1, problem=PROBLEM)
     settings = Settings(device="cuda:0", options=options)
     asked = {k: v for k, v in runtime._asked(settings).items() if k != "arch"}
-    return tensorrt_session.open_session(runtime, PROBLEM, artifact, settings, asked, device)  # type: ignore[arg-type]
+    engines = CompiledEngines(runtime, PROBLEM, artifact, settings, asked)
+    return tensorrt_session.TensorrtSession(engines, PROBLEM, asked, device)  # type: ignore[arg-type]
 
 
 def inputs_at(problem: Problem) -> dict[str, Any]:
@@ -228,14 +204,20 @@ def test_the_key_of_the_cache_changes_with_everything_that_makes_the_engine() ->
         "sha256": "b", "version": "tensorrt 10", "device_name": "B", "shapes": {"x": (1, 9)},
         "asked": {"profile": "range"}, "tf32": True,
     }  # fmt: skip
-    keys = {tensorrt_session.cache_key(**{**usual, name: value}) for name, value in others.items()}  # type: ignore[arg-type]
-    assert len({*keys, tensorrt_session.cache_key(**usual)}) == 7  # type: ignore[arg-type]
+    keys = {tensorrt_engines.cache_key(**{**usual, name: value}) for name, value in others.items()}  # type: ignore[arg-type]
+    assert len({*keys, tensorrt_engines.cache_key(**usual)}) == 7  # type: ignore[arg-type]
 
 
 def test_an_engine_that_does_not_load_is_refused_in_its_own_words(rig: Rig) -> None:
     rig.runtime._answers["deserialize_cuda_engine"] = None
     with pytest.raises(UnsupportedError, match="tensorrt-rtx loads no engine: it does not say why"):
         open_session(HostDevice())
+
+
+def test_an_engine_that_gives_more_than_the_output_is_refused_before_it_writes(rig: Rig) -> None:
+    rig.gives = (1, 2, 6, 9)
+    with pytest.raises(ReadBackError, match=r"y of shape \(1, 2, 6, 9\), the problem's is \(1, 2, 6, 8\)"):
+        open_session(HostDevice()).bind(inputs_at(PROBLEM))
 
 
 def test_a_call_that_fails_is_an_error_and_leaves_no_output(rig: Rig) -> None:
