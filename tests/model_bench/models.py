@@ -66,6 +66,15 @@ def save_roots(path: Path) -> Path:
     return save(path, nodes, [value("x", TensorProto.FLOAT, (None, 8))], [value("y", TensorProto.FLOAT, (None, 8))], {})
 
 
+def save_first_row(path: Path) -> Path:
+    """The first row of x (n, 1024): a call takes microseconds, copying x milliseconds."""
+    nodes = [helper.make_node("Gather", ["x", "zero"], ["y"], axis=0)]
+    return save(
+        path, nodes, [value("x", TensorProto.FLOAT, ("n", 1024))], [value("y", TensorProto.FLOAT, (1024,))],
+        {"zero": np.array(0)},
+    )  # fmt: skip
+
+
 MODULE = """
 import torch
 from torch import nn
@@ -195,6 +204,22 @@ class Tired(Honest):
         return found if self.calls < 3 else {**found, "y": (found["y"] * 1.01).astype("float32")}
 
 
+class InBind(Honest):
+    # does the work while inputs are bound, and gives nothing out until it is called
+    name = "in-bind"
+    @contextmanager
+    def load_model(self, problem, artifact, settings):
+        class Ahead(Session):
+            def bind(self, inputs):
+                super().bind(inputs)()
+                kept, self.found = self.found, None
+                def call():
+                    self.found = kept
+                return call
+
+        yield Ahead(artifact.path, self.hook)
+
+
 class WrongDtype(Honest):
     name = "wrong-dtype"
     def hook(self, found):
@@ -207,5 +232,5 @@ class Killed(Honest):
         os.kill(os.getpid(), signal.SIGKILL)
 """
 RUNTIMES = {"honest": "liars:Honest", "wrong-integer": "liars:WrongInteger", "wrong-float": "liars:WrongFloat",
-            "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "tired": "liars:Tired", "killed": "liars:Killed",
-            "old": "liars:Old"}  # fmt: skip
+            "wrong-dtype": "liars:WrongDtype", "moody": "liars:Moody", "tired": "liars:Tired",
+            "in-bind": "liars:InBind", "killed": "liars:Killed", "old": "liars:Old"}  # fmt: skip

@@ -76,7 +76,7 @@ def test_two_runtimes_agree_on_a_file_and_none_is_called_right(tmp_path: Path) -
 def test_every_output_of_a_runtime_is_judged(tmp_path: Path, install_plugin: InstallPlugin) -> None:
     install_plugin(runtimes=models.RUNTIMES, modules={"liars": models.LIARS})
     file = models.save_two(tmp_path / "two.onnx")
-    liars = [name for name in models.RUNTIMES if name not in ("moody", "tired")]
+    liars = [name for name in models.RUNTIMES if name not in ("moody", "tired", "in-bind")]
     run = bench(tmp_path, file, sizes={"batch": 2, "seq": 4}, runtimes=["ort-cpu", *liars])
     found = {r.runtime: (r.status, r.reason) for r in run.rows}
     due = {
@@ -103,6 +103,26 @@ def test_a_runtime_that_is_right_only_when_it_is_checked_is_found_with_its_outpu
     row = by_arm(run)["file@tired"]
     assert row.status == "mismatch"
     assert row.reason.startswith("after timing: output y: ")
+
+
+def test_a_runtime_that_works_while_inputs_are_bound_is_found(tmp_path: Path, install_plugin: InstallPlugin) -> None:
+    install_plugin(runtimes=models.RUNTIMES, modules={"liars": models.LIARS})
+    file = models.save_two(tmp_path / "two.onnx")
+    sizes = {"batch": 8, "seq": 4096}
+    rows = by_arm(bench(tmp_path, file, sizes=sizes, runtimes=["ort-cpu", "honest", "in-bind"]))
+    assert {row.runtime: row.status for row in rows.values()} == {
+        "ort-cpu": "ok",
+        "honest": "ok",
+        "in-bind": "mismatch",
+    }
+    assert "bind() does the work" in rows["file@in-bind"].reason
+    assert rows["file@in-bind"].verdict is None
+
+
+def test_a_call_that_is_far_quicker_than_copying_its_inputs_is_honest(tmp_path: Path) -> None:
+    file = models.save_first_row(tmp_path / "first.onnx")
+    rows = by_arm(bench(tmp_path, file, sizes={"n": 8192}))
+    assert {row.status for row in rows.values()} == {"ok"}, [row.reason for row in rows.values()]
 
 
 def test_the_first_arm_that_runs_the_file_judges(tmp_path: Path, install_plugin: InstallPlugin) -> None:
