@@ -23,6 +23,7 @@ class Device:
     def __init__(self, index: int) -> None:
         self._driver = ctypes.CDLL(cuda_driver.LIBRARY)
         self._places: list[int] = []
+        self._graphs: list[ctypes.c_void_p] = []
         handle, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
         self._do("cuInit", 0)
         self._do("cuDeviceGet", ctypes.byref(handle), index)
@@ -52,9 +53,12 @@ class Device:
         """Copy a contiguous array to the device; done on return."""
         source = ctypes.c_void_p(array.ctypes.data)
         self._do("cuMemcpyHtoD_v2", ctypes.c_uint64(place), source, ctypes.c_size_t(array.nbytes))
+        # From pageable memory it returns while the last part is still on its way, and our stream does not wait for it.
+        self._do("cuCtxSynchronize")
 
     def download(self, place: int, array: Array) -> None:
-        """Fill a contiguous array from the device; done on return."""
+        """Fill a contiguous array from the device, after everything on the stream; done on return."""
+        self.synchronize()  # the copy is on the default stream, which does not wait for ours
         target = ctypes.c_void_p(array.ctypes.data)
         self._do("cuMemcpyDtoH_v2", target, ctypes.c_uint64(place), ctypes.c_size_t(array.nbytes))
 
@@ -72,10 +76,13 @@ class Device:
             self._do("cuStreamEndCapture", stream, ctypes.byref(graph))
         self._do("cuGraphInstantiateWithFlags", ctypes.byref(runnable), graph, ctypes.c_uint64(0))
         self._do("cuGraphDestroy", graph)
+        self._graphs.append(runnable)
         return lambda: self._do("cuGraphLaunch", runnable, stream)
 
     def close(self) -> None:
         """Give everything back."""
+        for graph in self._graphs:
+            self._do("cuGraphExecDestroy", graph)
         for place in list(self._places):
             self.free(place)
         self._do("cuStreamDestroy_v2", ctypes.c_void_p(self.stream))

@@ -262,8 +262,19 @@ def test_a_device_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None
         device.allocate(16)
         device.captured(lambda: None)()
     assert driver.names.count("cuMemAlloc_v2") == driver.names.count("cuMemFree_v2") == 1
+    assert driver.names.count("cuGraphInstantiateWithFlags") == driver.names.count("cuGraphExecDestroy") == 1
     assert driver.names[-2:] == ["cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2"]
     assert "cuGraphLaunch" in driver.names
+
+
+def test_copies_and_the_stream_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, array = FakeDriver(), np.zeros(4, np.float32)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    with cuda_buffers.opened(0) as device:
+        device.upload(array, device.allocate(array.nbytes))
+        assert driver.names[-2:] == ["cuMemcpyHtoD_v2", "cuCtxSynchronize"]
+        device.download(0, array)
+        assert driver.names[-2:] == ["cuStreamSynchronize", "cuMemcpyDtoH_v2"]
 
 
 @pytest.mark.parametrize(("status", "error"), [(2, MemoryError), (999, UnsupportedError)])
