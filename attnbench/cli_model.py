@@ -40,7 +40,6 @@ OF_ATTENTION = {
     "num_kv_heads": "--num-kv-heads", "v_head_dims": "--v-head-dims", "masks": "--masks", "scale": "--scale",
     "bias": "--bias", "value_map": "--value-map", "dtypes": "--dtypes", "refine": "--refine",
     "memory_budget": "--memory-budget", "measure_frontier": "--measure-frontier", "stress": "--stress",
-    "gpu_archs": "--gpu-archs",
 }  # fmt: skip
 _OF_EXPORT = {"exporters": "--exporters", "opset": "--opset"}
 

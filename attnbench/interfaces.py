@@ -306,6 +306,14 @@ class CompilingRuntime(Runtime, Protocol):
         ...
 
 
+class ModelCompilingRuntime(CompilingRuntime, Protocol):
+    """One that compiles models of the user too; others answer `unsupported` for them."""
+
+    def compile_model(self, problem: ModelProblem, artifact: Artifact, settings: Settings) -> CompiledFacts:
+        """As `compile`, for exactly the sizes of the model's free dims."""
+        ...
+
+
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """The NumPy dtype of fp32, fp16, bf16 (from ml_dtypes), bool, int32 or int64."""
     if dtype == "bf16":

@@ -140,7 +140,7 @@ class ModelBench(Bench):
         """The outputs of the first arm that gives some."""
         refused: dict[str, AttnbenchError] = {}
         for arm in self.arms:
-            if not self.runtime_probes[arm.runtime].available:
+            if arm.compiles_only or not self.runtime_probes[arm.runtime].available:
                 continue
             try:
                 found = self._outputs_of(arm, problem)
@@ -178,7 +178,7 @@ class ModelBench(Bench):
         case.determinism_reasons = dict.fromkeys(PROPERTIES, _NOT_ASKED)
         case.stress_reason = _NOT_ASKED
         judge = self._judges.get(case.problem.problem_id)
-        if judge is None:
+        if judge is None or case.arm.compiles_only:
             return
         case.flags.append(f"{JUDGED_BY}{judge}")
         if case.arm.label == judge:

@@ -103,8 +103,16 @@ def _sweep_of(request: ModelRequest, sweep: str | Path | None, given: Mapping[st
 
 
 def _filled(sweep: Sweep, kind: str) -> Sweep:
-    """With the runtimes and exporters of a model where none are named: only what is named has to be there."""
-    usual = {"runtimes": sweep.runtimes or RUNTIMES[kind], "exporters": sweep.exporters or EXPORTERS[kind]}
+    """With the runtimes and exporters of a model where none are named: only what is named has to be there.
+
+    The compiler is added only where it is asked for an architecture: what a model costs to compile nobody knows.
+    """
+    compilers = (
+        (grid.DEFAULT_COMPILER,) if any(o.startswith(f"{grid.DEFAULT_COMPILER}:") for o in sweep.options) else ()
+    )
+    usual = {
+        "runtimes": sweep.runtimes or (*RUNTIMES[kind], *compilers), "exporters": sweep.exporters or EXPORTERS[kind]
+    }  # fmt: skip
     return sweep.model_copy(update=usual)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from attnbench import plugins
 from attnbench.errors import PluginError, ReadBackError, UnsupportedError
 from attnbench.interfaces import UNKNOWN, CompiledFacts, Settings
+from attnbench.model_problem import problem_from_dict
 from attnbench.problem import Problem
 from attnbench.sweep.artifacts import artifact_from_dict
 
@@ -24,12 +25,13 @@ def compile_file(
         ReadBackError: a figure that cannot be.
     """
     plugin: Any = plugins.load_runtime(runtime)
-    target, file = Problem.from_dict(problem), artifact_from_dict(artifact)
-    if not (support := plugin.supports(target, file)).ok:
+    target, file = problem_from_dict(problem), artifact_from_dict(artifact)
+    if isinstance(target, Problem) and not (support := plugin.supports(target, file)).ok:
         raise UnsupportedError(support.reason)
-    if not hasattr(plugin, "compile"):
-        raise UnsupportedError(f"{runtime} says that it can only compile here, and has no compile()")
-    return checked(plugin.compile(target, file, Settings(**settings)))
+    name = "compile" if isinstance(target, Problem) else "compile_model"
+    if not hasattr(plugin, name):
+        raise UnsupportedError(f"{runtime} says that it can only compile here, and has no {name}()")
+    return checked(getattr(plugin, name)(target, file, Settings(**settings)))
 
 
 def checked(facts: object) -> dict[str, Any]:

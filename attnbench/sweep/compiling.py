@@ -29,15 +29,15 @@ def compile_ahead(
 
     Where `go_on` has become false, the rest is left to the groups that need it.
     """
-    by_file: dict[tuple[str, str], list[tuple[Arm, Problem]]] = {}
+    by_file: dict[tuple[str, str], list[tuple[Arm, AnyProblem]]] = {}
     for problem in problems:
         for arm in bench.arms:
-            if arm.compiles_only and isinstance(problem, Problem):
+            if arm.compiles_only:
                 key = (arm.label, f"{problem.static_key()}{problem.q_len == problem.kv_len}")
                 by_file.setdefault(key, []).append((arm, problem))
     count = 0
 
-    def compile_file(pairs: list[tuple[Arm, Problem]]) -> None:
+    def compile_file(pairs: list[tuple[Arm, AnyProblem]]) -> None:
         nonlocal count
         count += 1
         say(f"compile {count} of {len(by_file)}: {pairs[0][0].label} {pairs[0][1].dtype}")
@@ -47,7 +47,7 @@ def compile_ahead(
     in_parallel(compile_file, list(by_file.values()), bench.at_once)
 
 
-def _compile_file(bench: Bench, pairs: list[tuple[Arm, Problem]]) -> None:
+def _compile_file(bench: Bench, pairs: list[tuple[Arm, AnyProblem]]) -> None:
     arm, first = pairs[0]
     try:
         exported = bench.exported(arm, first)
@@ -62,7 +62,7 @@ def _compile_file(bench: Bench, pairs: list[tuple[Arm, Problem]]) -> None:
         bench.compilations.update({(arm.label, p.problem_id): err for arm, p in pairs})
 
 
-def _ask(bench: Bench, worker: Worker, arm: Arm, problem: Problem, exported: Exported) -> None:
+def _ask(bench: Bench, worker: Worker, arm: Arm, problem: AnyProblem, exported: Exported) -> None:
     """Keep what the compiler says of one problem; a worker that fails says nothing of it."""
     try:
         found: dict[str, Any] | AttnbenchError = worker.ask(
@@ -80,8 +80,8 @@ def _ask(bench: Bench, worker: Worker, arm: Arm, problem: Problem, exported: Exp
 def compile_case(bench: Bench, case: Case) -> None:
     """Decide a case by what its compiler says: compiled, or refused in its words."""
     problem, arm = case.problem, case.arm
-    if not isinstance(problem, Problem) or case.exported is None:
-        case.decide("unsupported", f"{arm.runtime} can only compile here, and only files of the built-in attention")
+    if case.exported is None:
+        case.decide("unsupported", f"{arm.runtime} can only compile here, and only files")
         return
     key = (arm.label, problem.problem_id)
     if key not in bench.compilations:

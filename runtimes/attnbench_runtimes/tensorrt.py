@@ -198,19 +198,41 @@ class TensorrtRtx(TensorrtRuntime):
         binding.require_onnx(self.name, artifact)
         asked = self._asked(settings)
         made = compiled(self, problem, artifact, asked, tf32=is_tf32(settings))
-        assert made.engine is not None
-        assert made.planned_activation_bytes is not None
         kernel, growth = attention_growth(self, artifact, problem, asked, tf32=is_tf32(settings))
-        told = {
-            "scratch_bytes": made.planned_scratch_bytes, "weights_bytes": made.planned_weights_bytes,
-            "attention_decomposed": made.attention_decomposed, **growth,
-        }  # fmt: skip
-        return CompiledFacts(
-            runtime_version=made.version, device=made.arch, planned_activation_bytes=made.planned_activation_bytes,
-            artifact_bytes=len(made.engine), build_ms=made.build_ms,
-            compute_precision="tf32" if problem.dtype == "fp32" and is_tf32(settings) else problem.dtype,
-            attention_kernel=kernel, kernel_evidence="" if kernel == UNKNOWN else "compiler", detail=told,
-        )  # fmt: skip
+        return _compiled_facts(made, problem.dtype, settings, kernel, growth)
+
+    def compile_model(self, problem: ModelProblem, artifact: Artifact, settings: Settings) -> CompiledFacts:
+        """Compile a model of the user for these sizes.
+
+        Raises:
+            UnsupportedError: as `compile`, or the file is an engine, or none of ONNX.
+        """
+        from attnbench_runtimes import tensorrt_plans
+
+        if tensorrt_plans.is_plan(artifact.path):
+            raise UnsupportedError(f"{self.name} runs nothing here, and an engine is compiled already")
+        binding.require_onnx(self.name, artifact)
+        made = compiled(self, problem, artifact, self._asked(settings), tf32=is_tf32(settings))
+        why = "which attention of a file is fused is what attnbench fusion --onnx FILE says"
+        return _compiled_facts(made, problem.coarsest, settings, UNKNOWN, {"why_unknown": why})
+
+
+def _compiled_facts(
+    made: trt_compiler.Compiled, dtype: str, settings: Settings, kernel: str, more: Mapping[str, Any]
+) -> CompiledFacts:
+    """What is told of an engine; `dtype` is what the file computes in."""
+    assert made.engine is not None
+    assert made.planned_activation_bytes is not None
+    told = {
+        "scratch_bytes": made.planned_scratch_bytes, "weights_bytes": made.planned_weights_bytes,
+        "attention_decomposed": made.attention_decomposed, **more,
+    }  # fmt: skip
+    return CompiledFacts(
+        runtime_version=made.version, device=made.arch, planned_activation_bytes=made.planned_activation_bytes,
+        artifact_bytes=len(made.engine), build_ms=made.build_ms,
+        compute_precision="tf32" if dtype == "fp32" and is_tf32(settings) else dtype,
+        attention_kernel=kernel, kernel_evidence="" if kernel == UNKNOWN else "compiler", detail=told,
+    )  # fmt: skip
 
 
 def is_tf32(settings: Settings) -> bool:

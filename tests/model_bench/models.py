@@ -75,6 +75,35 @@ def save_first_row(path: Path) -> Path:
     )  # fmt: skip
 
 
+def save_attention(path: Path, *, embed_dim: int = 64, num_heads: int = 2) -> Path:
+    """Self-attention of x (batch, seq, embed_dim) in fp16; batch and seq are free."""
+    rng = np.random.default_rng(0)
+    nodes = []
+    for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
+        nodes += [
+            helper.make_node("MatMul", ["x", f"w_{name}"], [f"{name}_flat"]),
+            helper.make_node("Reshape", [f"{name}_flat", "heads"], [f"{name}_heads"]),
+            helper.make_node("Transpose", [f"{name}_heads"], [name], perm=perm),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["q", "k"], ["scores"]), helper.make_node("Mul", ["scores", "scale"], ["scaled"]),
+        helper.make_node("Softmax", ["scaled"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "v"], ["o"]),
+        helper.make_node("Transpose", ["o"], ["o_heads"], perm=(0, 2, 1, 3)),
+        helper.make_node("Reshape", ["o_heads", "flat"], ["y"]),
+    ]  # fmt: skip
+    head_dim = embed_dim // num_heads
+    weights = {
+        f"w_{name}": rng.normal(0, embed_dim**-0.5, (embed_dim, embed_dim)).astype(np.float16) for name in "qkv"
+    }  # fmt: skip
+    weights |= {"heads": np.array([0, 0, num_heads, head_dim]), "flat": np.array([0, 0, embed_dim])}
+    dims = ("batch", "seq", embed_dim)
+    return save(
+        path, nodes, [value("x", TensorProto.FLOAT16, dims)], [value("y", TensorProto.FLOAT16, dims)],
+        {**weights, "scale": np.array(head_dim**-0.5, np.float16)},
+    )  # fmt: skip
+
+
 MODULE = """
 import torch
 from torch import nn

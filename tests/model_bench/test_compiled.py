@@ -1,0 +1,128 @@
+"""A model of the user where TensorRT-RTX is installed and no GPU is: rows of what is only compiled."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbench import api, trt_compiler
+from attnbench.errors import UnsupportedError
+from attnbench.interfaces import Artifact, Settings
+from attnbench.model_bench.prepare import _filled
+from attnbench.model_problem import ModelProblem, TensorSpec
+from attnbench.sweep import compile_task
+from attnbench.sweep.artifacts import artifact_as_dict
+from attnbench.sweep.grid import Sweep
+from attnbench_runtimes import cuda_driver, tensorrt
+from tests.model_bench import models
+from tests.runtimes.engine_rig import save_plan
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+
+
+@pytest.fixture(autouse=True)
+def little_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven rounds of every group are enough where the figures are not looked at, and so is a guess of the machine."""
+    if not cuda_driver.why_no_gpu():
+        pytest.skip("there is a GPU here, on which tensorrt-rtx runs")
+    monkeypatch.setattr("attnbench.sweep.runner.PEAK_SECONDS", 0.01)
+    monkeypatch.setattr("attnbench.sweep.plan.Budget.timing_s", lambda *_: 0.0)
+
+
+def bench(tmp_path: Path, file: Path, **more: Any) -> api.Run:
+    return api.bench(onnx=file, bind={"seq": "T"}, out=tmp_path / "run", time_budget_s=1000.0, **more)
+
+
+def test_a_file_is_compiled_at_every_size_beside_those_that_run_it(tmp_path: Path) -> None:
+    file = models.save_attention(tmp_path / "attn.onnx")
+    run = bench(tmp_path, file, sizes={"batch": 2}, seq_lens=[64, 1024], runtimes=["ort-cpu", "tensorrt-rtx"])
+    assert [(r.arm, r.q_len, r.status) for r in run.rows] == [
+        ("file@ort-cpu", 64, "ok"), ("file@tensorrt-rtx", 64, "compiled"),
+        ("file@ort-cpu", 1024, "ok"), ("file@tensorrt-rtx", 1024, "compiled"),
+    ]  # fmt: skip
+    short, long = (r for r in run.rows if r.status == "compiled")
+    assert short.planned_activation_bytes is not None
+    assert long.planned_activation_bytes is not None
+    # x, q, k, v and o are 2 x 1024 x 64 numbers of two bytes each: 256 KiB
+    assert long.planned_activation_bytes > 256 << 10
+    assert long.planned_activation_bytes > short.planned_activation_bytes
+    for row in (short, long):
+        assert (row.device, row.compute_precision, row.latency_ms_median) == ("sm89", "fp16", None)
+        assert row.flags == ["compiles_only"]  # it gives nothing that could be judged
+        assert row.artifact_bytes is not None
+        assert row.build_ms is not None
+        assert row.build_ms > 0
+        assert "libcuda" in row.reason
+    assert run.exit_code == 0
+
+
+def test_a_file_that_the_compiler_refuses_is_unsupported_in_its_words(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(models.save_fixed(tmp_path / "fixed.onnx"))
+    model.graph.node[0].domain, model.graph.node[0].op_type = "nobody.knows", "Unknown"
+    model.opset_import.append(onnx.helper.make_opsetid("nobody.knows", 1))
+    onnx.save(model, tmp_path / "custom.onnx")
+    run = api.bench(onnx=tmp_path / "custom.onnx", runtimes=["tensorrt-rtx"], out=tmp_path / "run")
+    (row,) = run.rows
+    assert row.status == "unsupported"
+    assert row.reason.startswith("the parser of tensorrt-rtx")
+    assert "node Unknown" in row.reason
+
+
+def test_a_module_is_compiled_from_what_the_exporters_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inputs = models.save_module(tmp_path, "headed")
+    run = api.bench(
+        module="headed:Head", inputs=inputs, bind={"seq": "T"}, sizes={"batch": 1}, seq_lens=[8], out=tmp_path / "run",
+        exporters=["onnx-decomposed"], runtimes=["torch-eager", "tensorrt-rtx"],
+    )  # fmt: skip
+    assert {r.arm: r.status for r in run.rows} == {
+        "torch-eager": "ok", "onnx-decomposed@tensorrt-rtx": "compiled"
+    }  # fmt: skip
+
+
+def test_the_compiler_is_added_where_an_architecture_is_asked_and_not_else() -> None:
+    assert _filled(Sweep(), "onnx").runtimes == ("ort-cpu", "openvino")
+    asked = Sweep(options=("tensorrt-rtx:arch=sm120",))
+    assert _filled(asked, "onnx").runtimes == ("ort-cpu", "openvino", "tensorrt-rtx")
+    named = Sweep(runtimes=("ort-cpu",), options=("tensorrt-rtx:arch=sm120",))
+    assert _filled(named, "onnx").runtimes == ("ort-cpu",)
+
+
+X = TensorSpec(name="x", dtype="fp32", dims=("b", 4))
+MODEL = ModelProblem(
+    name="m", sizes={"b": 2}, inputs=(X,), outputs=(dataclasses.replace(X, name="y"),)
+)  # fmt: skip
+
+
+def asked(path: Path, runtime: str) -> dict[str, Any]:
+    """What a worker is asked, as the parent sends it."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    file = Artifact(
+        path=path, exporter="file", opset=17, sha256=digest, size_bytes=path.stat().st_size, problem=MODEL
+    )  # fmt: skip
+    sent = {"problem": MODEL.as_dict(), "artifact": artifact_as_dict(file), "settings": dataclasses.asdict(Settings())}
+    return {"runtime": runtime, **json.loads(json.dumps(sent))}
+
+
+def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="runs nothing here, and an engine is compiled already"):
+        compile_task.compile_file(**asked(save_plan(tmp_path / "m.plan"), "tensorrt-rtx"))
+
+
+def test_a_compiler_of_attention_only_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tensorrt.TensorrtRtx, "compile_model")
+    with pytest.raises(UnsupportedError, match=r"it can only compile here, and has no compile_model\(\)"):
+        compile_task.compile_file(**asked(save_plan(tmp_path / "m.plan"), "tensorrt-rtx"))
+
+
+def test_the_precision_of_a_file_is_that_of_its_weights(tmp_path: Path) -> None:
+    half = dataclasses.replace(MODEL, precision="fp16")
+    made = trt_compiler.Compiled(version="1", arch="sm89", engine=b"e", planned_activation_bytes=1)
+    for model, fp32, due in ((MODEL, "strict", "fp32"), (MODEL, "default", "tf32"), (half, "default", "fp16")):
+        facts = tensorrt._compiled_facts(made, model.coarsest, Settings(fp32=fp32), "unknown", {})
+        assert facts.compute_precision == due
