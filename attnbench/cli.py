@@ -164,6 +164,10 @@ def bench(
     device: Annotated[
         str | None, single("--device", help="auto, cpu or cuda:0.", metavar="NAME", default="CUDA if it works")
     ] = None,
+    gpu_workers: Annotated[
+        str | None,
+        single("--gpu-workers", help="parked, or one-at-a-time on it.", metavar="HOW", default="parked if they fit"),
+    ] = None,
     fp32: Annotated[
         str | None, single("--fp32", help="strict, or default: TF32 on GPUs.", metavar="POLICY", default="strict")
     ] = None,

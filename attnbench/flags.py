@@ -21,6 +21,7 @@ from attnbench.masks import parse_mask
 from attnbench.trt_compiler import arch_options
 
 FP32_POLICIES = ("strict", "default")
+GPU_WORKERS = ("auto", "parked", "one-at-a-time")
 _MAX_INT = 2**63 - 1
 _WITH_RESUME = frozenset({"resume", "time_budget", "as_json", "quiet", "junit", "markdown", "metrics"})
 _T = TypeVar("_T")
@@ -264,7 +265,8 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     if params["resume"] is not None:
         _refuse_beside_resume(params)
         return {"resume": parse_run_dir("--resume", params["resume"]), "time_budget_s": budget_s}
-    threads, seed, is_file = params["threads"], params["seed"], params["onnx"] is not None
+    threads, seed, workers = params["threads"], params["seed"], params["gpu_workers"]
+    is_file = params["onnx"] is not None or params["engine"] is not None
     given, baseline_precision = split_precision(params["baseline"])
     baseline = parse_arms("--baseline", given, is_file=is_file)
     arguments = {
@@ -292,6 +294,7 @@ def bench_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
         "baseline": only_one("baseline", baseline),
         "baseline_precision": baseline_precision,
         "device": params["device"],
+        "gpu_workers": workers if workers is None else parse_known("--gpu-workers", workers, GPU_WORKERS),
         "fp32": None if params["fp32"] is None else parse_known("--fp32", params["fp32"], FP32_POLICIES),
         "threads": None if threads is None else parse_int("--threads", threads, minimum=1, maximum=4096, example="1"),
         "out": parse_out("--out", params["out"]),

@@ -64,7 +64,7 @@ def test_flags_reach_the_api_as_values(run: Callable[..., Call], benched: dict[s
     argv = shlex.split(
         "bench quick --variants self,causal --part core -s 128,512 -s 1024 --kv-lens 64 -b 1,8 --heads 4 --head-dim 32 "
         "--dtypes fp32,bf16 --exporters onnx-attention --runtimes ort-cpu,torch-sdpa --opset 23,24 "
-        "--baseline torch-sdpa "
+        "--baseline torch-sdpa --gpu-workers one-at-a-time --fp32 default "
         "--threads 2 --time-budget 5m --timeout 60s --memory-limit 8GiB --seed 7 --require onnx-attention@ort-cpu "
         "--no-oom-skip -q -o"
     )
@@ -79,7 +79,8 @@ def test_flags_reach_the_api_as_values(run: Callable[..., Call], benched: dict[s
         "sweep": "quick", "variants": ["self", "causal"], "part": ["core"], "seq_lens": [128, 512, 1024],
         "kv_lens": [64], "batch_sizes": [1, 8], "num_heads": [4], "head_dims": [32], "dtypes": ["fp32", "bf16"],
         "exporters": ["onnx-attention"], "runtimes": ["ort-cpu", "torch-sdpa"], "opset": [23, 24],
-        "baseline": "torch-sdpa", "threads": 2, "time_budget_s": 300.0, "timeout_s": 60.0,
+        "baseline": "torch-sdpa", "gpu_workers": "one-at-a-time", "fp32": "default", "threads": 2,
+        "time_budget_s": 300.0, "timeout_s": 60.0,
         "memory_limit_bytes": 8 << 30, "seed": 7, "require": ["onnx-attention@ort-cpu"], "oom_skip": False, "out": out,
     }  # fmt: skip
     assert not out.exists()
@@ -122,6 +123,7 @@ def test_bench_as_json_names_the_report_and_the_exit_code(run: Callable[..., Cal
         ("--head-dim -1", ["--head-dims must be a whole number of at least 1, got '-1'"]),
         ("--variants selfe", ["no value 'selfe'; known: self, cross, causal, decode; did you mean 'self'?"]),
         ("--part blok", ["did you mean 'block'?"]),
+        ("--gpu-workers alone", ["--gpu-workers: no value 'alone'; known: auto, parked, one-at-a-time"]),
         ("--dtypes fp23", ["known: fp32, fp16, bf16"]),
         ("--runtimes ort-cpuu", ["no runtime 'ort-cpuu'; installed: null", "did you mean 'ort-cpu'?"]),
         ("--exporters onnx-atention", ["no exporter 'onnx-atention'", "did you mean 'onnx-attention'?"]),

@@ -95,7 +95,7 @@ def test_no_flag_of_bench_is_left_between(run: Callable[..., Call]) -> None:
     both = {
         "seq_lens", "exporters", "runtimes", "opset", "options", "baseline", "threads", "time_budget", "timeout",
         "memory_limit", "seed", "require", "no_oom_skip", "dry_run", "out", "resume", "as_json", "quiet", "junit",
-        "markdown", "metrics", "device", "fp32",
+        "markdown", "metrics", "device", "gpu_workers", "fp32",
     }  # fmt: skip
     both |= {"gpu_archs"}  # an architecture is compiled for whatever the file holds
     assert names == both | set(cli_model.OF_ATTENTION) | set(cli_model.OF_MODEL)

@@ -80,6 +80,11 @@ class DeviceMonitor:
         mode = self._asked(self._nvml.nvmlDeviceGetComputeMode, self._whole)
         return None if mode is None else COMPUTE_MODES[mode]
 
+    def free_bytes(self) -> int | None:
+        """Memory that nobody has now, of the GPU or the MIG slice; None where it does not tell."""
+        found = self._asked(self._nvml.nvmlDeviceGetMemoryInfo, self._device)
+        return None if found is None else int(found.free)
+
     def _found(self, uuid: str) -> Any:
         """The handle of a GPU, or of a MIG slice: the driver gives both the same kind of number."""
         errors = []

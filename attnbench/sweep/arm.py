@@ -20,6 +20,7 @@ class Arm:
     options: runtime_options.Options = ()
     compiles_only: bool = False  # here: its runtime compiles and cannot run
     on_gpu: bool = False  # here; what plans go by
+    is_alone: bool = False  # here: its workers have their GPU one at a time
     interpreter: tuple[str, str] | None = None  # not ours: name of the environment, version of the runtime in it
 
     @property

@@ -1,8 +1,10 @@
 """What all problem groups of a run share: the sweep, the probes, the forkservers, the verified artifacts."""
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -73,6 +75,7 @@ class Bench:
     compilations: dict[tuple[str, str], dict[str, Any] | AttnbenchError] = field(default_factory=dict)
     _exported: dict[tuple[str, int, str], Exported | AttnbenchError] = field(default_factory=dict)
     _references: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    _gpu: threading.Lock = field(default_factory=threading.Lock)  # held where workers have a GPU one at a time
 
     @property
     def at_once(self) -> int:
@@ -122,6 +125,10 @@ class Bench:
         log_path = self.run_dir.path / "logs" / f"{log_name.replace('/', '_')}.log"  # of an interpreter's path
         limit = memory_limit_bytes or self.sweep.memory_limit_bytes
         return Worker(server, memory_limit_bytes=limit, log_path=log_path)
+
+    def gpu_turn(self, runtime: str) -> AbstractContextManager[object]:
+        """What to hold while a worker of this runtime lives and others may be started beside it."""
+        return self._gpu if any(arm.is_alone for arm in self.arms if arm.runtime == runtime) else nullcontext()
 
     def settings(self, arm: Arm) -> dict[str, Any]:
         """How an arm is asked to run, as JSON."""
@@ -268,7 +275,8 @@ class Bench:
         return problem.at(q_len=q_len, kv_len=kv_len if free else q_len, batch_size=batch_size)
 
     def _verify_through(self, runtime: str, artifact: dict[str, Any], sizes: list[Problem]) -> None:
-        with self.worker(self.server("runtime", runtime), f"verify-{runtime}") as worker:
+        server = self.server("runtime", runtime)
+        with self.gpu_turn(runtime), self.worker(server, f"verify-{runtime}") as worker:
             timeout_s = self.sweep.timeout_s
             worker.ask(
                 "load",

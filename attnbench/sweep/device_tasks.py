@@ -1,5 +1,6 @@
 """What a worker does for a session on a GPU beside what it does for any: the device's clock, state and memory."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
@@ -12,6 +13,8 @@ from attnbench.measure.device_memory import DeviceMeter, Neighbours
 from attnbench.measure.nvml import DeviceMonitor
 
 HOST = "host"
+EXCLUSIVE = ("exclusive-process", "exclusive-thread")
+LEAVE_S = 5.0  # until the driver has forgotten a process that ended
 _NEEDED = ("stream", "replays_graph", "enqueue", "synchronize")
 
 
@@ -95,13 +98,20 @@ class DeviceWork:
     def _refuse_exclusive_mode(self) -> None:
         """CUDA's own words for it are that devices are busy or unavailable, which sends nobody to the mode."""
         mode = self._monitor.compute_mode() if self._monitor is not None else None
-        is_taken = mode in ("exclusive-process", "exclusive-thread") and self._before.pids
-        if is_taken or mode == "prohibited":
-            pids = ", ".join(map(str, sorted(self._before.pids or ())))
+        if mode == "prohibited":
             raise UnavailableError(
-                f"{self._device} is in compute mode {mode}{f' and taken by process {pids}' if is_taken else ''}; "
-                "arms are timed in turns, each in a process of its own, so set it with nvidia-smi -c DEFAULT, or take "
-                "another GPU"
+                f"{self._device} is in compute mode prohibited; set it with nvidia-smi -c DEFAULT, or take another GPU"
+            )
+        deadline = time.monotonic() + LEAVE_S
+        while mode in EXCLUSIVE and self._before.pids and time.monotonic() < deadline:
+            time.sleep(LEAVE_S / 50)
+            self._before = self._neighbours()
+        if mode in EXCLUSIVE and self._before.pids:
+            pids = ", ".join(map(str, sorted(self._before.pids)))
+            raise UnavailableError(
+                f"{self._device} is in compute mode {mode} and taken by process {pids}; if that is an arm of this run, "
+                "--gpu-workers one-at-a-time has each alone; else end it, set the mode with nvidia-smi -c DEFAULT, or "
+                "take another GPU"
             )
 
     def _neighbours(self) -> Neighbours:

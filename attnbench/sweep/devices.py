@@ -3,11 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal, get_args
 
 from attnbench.errors import InputError, UnavailableError
 from attnbench.interfaces import Probe
 
 AUTO, CPU = "auto", "cpu"
+GpuWorkers = Literal["auto", "parked", "one-at-a-time"]  # how workers share a GPU; see `gpu_workers`
+GPU_WORKERS: tuple[str, ...] = get_args(GpuWorkers)
+_, PARKED, ONE_AT_A_TIME = GPU_WORKERS
 _NAME = re.compile(r"auto|cpu|cuda:[0-9]{1,3}")
 
 

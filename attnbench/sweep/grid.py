@@ -58,6 +58,7 @@ class Sweep(BaseModel):
     baseline: str = DEFAULT_BASELINE
     baseline_precision: DType | None = None  # a table compares every dtype with the baseline in this one
     device: str = devices.AUTO
+    gpu_workers: devices.GpuWorkers = "auto"
     fp32: Fp32 = "strict"  # default: products of fp32 in TF32 where the device has it
     threads: int | None = None
     seed: int = 0
@@ -356,11 +357,13 @@ def _kv_lens(sweep: Sweep, part: str, variant: str) -> Sequence[int | None]:
 
 
 def arms(
-    sweep: Sweep, takes_artifact: Mapping[str, bool], told: Mapping[str, tuple[str, str]] | None = None
-) -> list[Arm]:
+    sweep: Sweep, takes_artifact: Mapping[str, bool], told: Mapping[str, tuple[str, str]] | None = None,
+    runs: Callable[[str, str], bool] = lambda exporter, runtime: True,
+) -> list[Arm]:  # fmt: skip
     """The arms of the sweep, the baseline first; `takes_artifact` says it of every runtime selected.
 
-    `told` is what labels say of other interpreters, by runtime. The baseline is added when it was not selected, and
+    `told` is what labels say of other interpreters, by runtime; `runs`: are an exporter and a runtime that takes files
+    an arm? The baseline is added when it was not selected, and
     where options were given to its runtime.
     """
     files = [(exporter, opset) for exporter in sweep.exporters or DEFAULT_EXPORTERS for opset in sweep.opset or (None,)]
@@ -369,7 +372,8 @@ def arms(
         if runtime == DEFAULT_COMPILER and runtime not in takes_artifact:
             continue
         asked = runtime_options.combinations(sweep.options, runtime)
-        for exporter, opset in files if takes_artifact[runtime] else [(TORCH, None)]:
+        own = [(exporter, opset) for exporter, opset in files if runs(exporter, runtime)]
+        for exporter, opset in own if takes_artifact[runtime] else [(TORCH, None)]:
             for options in dict.fromkeys([*asked, ()]):
                 arm = Arm(
                     exporter=exporter, runtime=runtime, opset=opset, options=options,

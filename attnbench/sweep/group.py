@@ -2,29 +2,26 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
-from attnbench.errors import AttnbenchError, ReadBackError, WorkerError
-from attnbench.measure import determinism, environment, numerics
+from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem, digest
 from attnbench.records import COMPILES_ONLY, Record
-from attnbench.sweep import compiling, device_arms, precision, rounds, rows, tasks
-from attnbench.sweep.bench import Bench, NoReferenceError, Standard, in_parallel, with_fix
+from attnbench.sweep import compiling, device_arms, rounds, rows
+from attnbench.sweep.alone import AloneArm
+from attnbench.sweep.bench import Bench, NoReferenceError, in_parallel, with_fix
 from attnbench.sweep.cases import Case, ParkedArm
+from attnbench.sweep.examiner import Examiner
 from attnbench.sweep.grid import Arm
-from attnbench.sweep.meaning import refuse_another_meaning
 from attnbench.sweep.progress import Progress
 from attnbench.sweep.rundir import Samples
 from attnbench.sweep.stress import Stress
 from attnbench.sweep.workers import Worker
-
-LONG_CALL_NS = 200_000_000
 
 
 @dataclass(kw_only=True)
@@ -37,11 +34,13 @@ class Group:
     known_oom: dict[str, AnyProblem]  # arm label and shape family -> the smallest problem that had no memory
     cases: list[Case] = field(default_factory=list)
     lanes: list[rounds.Lane] = field(default_factory=list)
-    judges: dict[str, Any] = field(default_factory=dict)
-    stress: Stress | None = None  # where it was asked
     measures_memory: bool = True
     arms: Sequence[Arm] | None = None  # None: all of the run's
     phases: dict[str, float] = field(default_factory=dict)  # seconds spent, by phase
+    examiner: Examiner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.examiner = Examiner(bench=self.bench, problem=self.problem)
 
     def run(self, budget_s: float) -> tuple[list[Record], Samples]:
         """Every case's record, and the raw samples."""
@@ -111,7 +110,7 @@ class Group:
             return
         self.progress.say(f"{self.problem.label()}: reference")
         try:
-            self.judges = self.bench.reference(self.problem)
+            self.examiner.judges = self.bench.reference(self.problem)
         except NoReferenceError as err:
             for case in self.cases:
                 case.fail(err.by_arm.get(case.arm.label, err))
@@ -121,127 +120,65 @@ class Group:
                 case.fail(err, "no reference, so nothing can be judged")
             return
         if self.bench.sweep.stress and isinstance(self.problem, Problem):
-            self.stress = Stress(self.bench, self.problem)
+            self.examiner.stress = Stress(self.bench, self.problem)
 
     def _park_all(self, stack: ExitStack) -> dict[str, Worker]:
-        """Load, check and warm up every open case, and the baseline's replica; the workers by lane."""
+        """Load, check and warm up every open case, and the baseline's replica; the workers that stay, by lane."""
         parked: dict[str, Worker] = {}
         self.progress.say(f"{self.problem.label()}: load and check {len(self.cases)} arms")
+        alone = [case for case in self.cases if case.is_open and case.arm.is_alone]
+        for case in alone:
+            self._stand_alone(case)
 
         def park(case: Case) -> None:
-            for replica in (0, 1) if case.arm.label == self._baseline_of(case.arm.label) else (0,):
+            for replica in self._replicas(case):
                 if case.is_open:
                     self._park(case, replica, stack, parked)
 
-        in_parallel(park, [case for case in self.cases if case.is_open], self.bench.at_once)
+        in_parallel(park, [case for case in self.cases if case.is_open and case not in alone], self.bench.at_once)
+        if alone:
+            for lane in self.lanes:
+                lane.visits_per_turn = rounds.visits_in_turn(lane.call_s)
         return parked
 
+    def _replicas(self, case: Case) -> tuple[int, ...]:
+        return (0, 1) if case.arm.label == self._baseline_of(case.arm.label) else (0,)
+
     def _park(self, case: Case, replica: int, stack: ExitStack, parked: dict[str, Worker]) -> None:
-        timeout_s = self.bench.sweep.timeout_s
         try:
             worker = stack.enter_context(self._worker(case))
-            worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="time")
-            if replica == 0 and self.bench.is_attention:
-                self._check(case, worker, ("peaked",))
-                self._ask_determinism(case, worker)
-                refuse_another_meaning(self.bench, case, worker)
-                if self.stress is not None:
-                    self.stress.ask(case, worker)
-            took_ns = self._check(case, worker, ("normal",))
-            if replica == 0:
-                case.facts = worker.ask("facts", timeout_s=timeout_s)
-                dtype = self._fp32_label()
-                _require_as_asked(case.facts, self.bench.settings(case.arm), dtype)
-                error = case.agreements["normal"].worst_row_rel_err
-                if wrong := precision.contradiction(dtype, case.facts["compute_precision"], error):
-                    case.decide("mismatch", wrong)
-                case.facts["compute_precision"] = precision.proven(dtype, case.facts["compute_precision"], error)
-            if case.is_open:
-                # Calls over 0.2 s are warm after the two of the check.
-                cpus = environment.timing_cpus(self.bench.threads)
-                warm = worker.ask("warm_up", timeout_s=timeout_s, cpus=cpus, is_warm=took_ns > LONG_CALL_NS)
-                took_ns = warm["typical_ns"] or took_ns
-                scope = warm["scope"]
+            warm = self.examiner.prepare(case, worker, replica)
         except AttnbenchError as err:
             case.fail(err)
             return
-        if case.is_open:
+        if warm is not None:
             parked[f"{case.arm.label}#{replica}"] = worker
-            lane = rounds.Lane(
-                arm=case.arm.label,
-                replica=replica,
-                parked=ParkedArm(worker=worker, timeout_s=timeout_s),
-                call_s=took_ns / 1e9,
-                scope=scope,
-            )
-            self.lanes.append(lane)
-            case.lane = case.lane or lane
+            arm = ParkedArm(worker=worker, timeout_s=self.bench.sweep.timeout_s)
+            self._add_lane(case, rounds.Lane(arm=case.arm.label, replica=replica, parked=arm, **warm))
 
-    def _ask_determinism(self, case: Case, worker: Worker) -> None:
-        """Same bits for the same question? An error at the small sizes leaves the cells empty with its words."""
+    def _stand_alone(self, case: Case) -> None:
+        """Check an arm in a worker that ends at once; each of its turns has another one."""
         try:
-            found = worker.ask("determinism", timeout_s=self.bench.sweep.timeout_s, problem=self.problem.as_dict())
-        except WorkerError:
-            raise
+            with self._worker(case) as worker:
+                warm = self.examiner.prepare(case, worker, 0)
         except AttnbenchError as err:
-            case.determinism_reasons = dict.fromkeys(determinism.PROPERTIES, str(err))
+            case.fail(err)
             return
-        case.determinism, case.determinism_reasons = found["answers"], found["reasons"]
+        for replica in self._replicas(case) if warm is not None else ():
+            arm = AloneArm(
+                start=partial(self._worker, case), prepare=partial(self.examiner.prepare_again, case),
+                prove=partial(self.examiner.prove_turn, case), timeout_s=self.bench.sweep.timeout_s,
+            )  # fmt: skip
+            lane = rounds.Lane(arm=case.arm.label, replica=replica, parked=arm, turn=arm.turn, **(warm or {}))
+            self._add_lane(case, lane)
+
+    def _add_lane(self, case: Case, lane: rounds.Lane) -> None:
+        self.lanes.append(lane)
+        case.lane = case.lane or lane
 
     def _worker(self, case: Case) -> Worker:
         server = self.bench.server("runtime", case.arm.runtime)
         return self.bench.worker(server, case.arm.label)
-
-    def _loading(self, case: Case) -> dict[str, Any]:
-        return {
-            "runtime": case.arm.plugin,
-            "problem": self.problem.as_dict(),
-            "artifact": case.exported.artifact if case.exported else None,
-            "settings": self.bench.settings(case.arm),
-            "timed": dict(device_arms.timing_of(case.arm)),
-            **self.bench.given_inputs(),
-        }
-
-    def _standard(self, case: Case, judge: Mapping[str, Any], input_class: str, output: str | None) -> Standard:
-        """What a case's output is held to, under the policy for fp32."""
-        found = self.bench.standard(self.problem, judge, input_class, output)
-        if not isinstance(self.problem, Problem):
-            return found
-        wider = precision.limits(self.problem, self.bench.settings(case.arm), input_class)
-        return found if wider is None else replace(found, limits=wider)
-
-    def _fp32_label(self) -> str:
-        """The dtype of attention; of a model of the user the file says which precision its nodes have."""
-        return self.problem.dtype if self.bench.is_attention else ""
-
-    @staticmethod
-    def _judged_by(judge: Mapping[str, Any]) -> dict[str, Any]:
-        """What a worker needs of a judge."""
-        return {"reference": judge["path"], "rows": judge["rows"], "limits": judge.get("limits")}
-
-    def _check(self, case: Case, worker: Worker, input_classes: Sequence[str]) -> int:
-        """Judge a call on each input class; `normal` last, so that it stays bound for the timing. Its time."""
-        took_ns = 0
-        for name in input_classes:
-            judge = self.judges[name]
-            found = worker.ask(
-                "check",
-                timeout_s=self.bench.sweep.timeout_s,
-                problem=self.problem.as_dict(),
-                input_class=name,
-                **self._judged_by(judge),
-            )
-            case.agreements[name] = numerics.Agreement(**found["agreement"])
-            case.check_ns = took_ns = found["first_call_ns"]
-            standard = self._standard(case, judge, name, found["output"])
-            case.limits[name] = standard.limits
-            if name == "normal":
-                case.floor, case.eager_error, case.output = standard.floor, standard.eager_error, found["output"]
-            ok, reason = numerics.judge_agreement(case.agreements[name], standard.limits)
-            if not ok:
-                reason += precision.suspicion(self._fp32_label(), case.agreements[name].worst_row_rel_err)
-                case.decide("mismatch", f"{_subject(name, found['output'])}: {reason}")
-        return took_ns
 
     def _time(self, budget_s: float) -> None:
         rng = random.Random(digest([self.bench.sweep.seed, self.problem.problem_id]))
@@ -272,28 +209,15 @@ class Group:
             if case.lane.failure is not None:
                 case.fail(case.lane.failure)
                 return
+            worker = parked.get(f"{case.arm.label}#0")
+            if worker is None:  # it had its GPU alone: every turn was proved at its end
+                return
             try:
-                self._prove(case, parked[f"{case.arm.label}#0"], int(rows.latency_ns(case.lane).mid))
+                self.examiner.prove(case, worker, int(rows.latency_ns(case.lane).mid))
             except AttnbenchError as err:
                 case.fail(err, "after timing")
 
         in_parallel(prove, [case for case in self.cases if case.lane is not None], self.bench.at_once)
-
-    def _prove(self, case: Case, worker: Worker, median_ns: int) -> None:
-        judge, timeout_s = self.judges["normal"], self.bench.sweep.timeout_s
-        problem = self.problem.as_dict()
-        found = worker.ask("recheck", timeout_s=timeout_s, problem=problem, **self._judged_by(judge))
-        limits = self._standard(case, judge, "normal", found["output"]).limits
-        ok, reason = numerics.judge_agreement(numerics.Agreement(**found["agreement"]), limits)
-        if not ok:
-            told = reason if found["output"] is None else f"{_subject('normal', found['output'])}: {reason}"
-            case.decide("mismatch", f"after timing: {told}")
-        if case.is_open:
-            self.bench.keep_outputs(case, worker)
-        # The check's call was on inputs not seen before; only where it was much slower does it take more to tell.
-        if case.check_ns > tasks.MEMOISED_RATIO * median_ns:
-            cpus = environment.affinity()
-            worker.ask("refuse_memoised", timeout_s=timeout_s, problem=problem, median_ns=median_ns, cpus=cpus)
 
     def _measure_memory(self, case: Case) -> None:
         """Peak memory, loading and first call, in a fresh process with nothing else running."""
@@ -301,7 +225,7 @@ class Group:
         timeout_s = self.bench.sweep.timeout_s
         try:
             with self._worker(case) as worker:
-                loaded = worker.ask("load", timeout_s=timeout_s, **self._loading(case), purpose="memory")
+                loaded = worker.ask("load", timeout_s=timeout_s, **self.examiner.loading(case), purpose="memory")
                 case.load_ms = loaded["load_ms"]
                 peak = worker.ask(
                     "measure_memory", timeout_s=timeout_s, problem=self.problem.as_dict(),
@@ -324,23 +248,6 @@ class Group:
             self.known_oom.setdefault(oom_key(case.arm, self.problem), self.problem)
         case.decide("ok", "")
         self.bench.settle(case)
-
-
-def _require_as_asked(facts: Mapping[str, Any], asked: Mapping[str, Any], dtype: str) -> None:
-    """What the runtime says it does must be what its settings asked.
-
-    Raises:
-        ReadBackError: threads or device differ, or an fp32 problem is computed in less than the policy allows.
-    """
-    for name in ("threads", "device"):
-        if facts[name] is not None and facts[name] != asked[name]:
-            raise ReadBackError(f"{name} asked: {asked[name]}, in force: {facts[name]}")
-    if dtype == "fp32" and facts["compute_precision"] not in precision.allowed(asked):
-        raise ReadBackError(f"precision asked: fp32, in force: {facts['compute_precision']}")
-
-
-def _subject(input_class: str, output: str | None) -> str:
-    return f"inputs {input_class}" if output is None else f"output {output}"
 
 
 def oom_key(arm: Arm, problem: AnyProblem) -> str:

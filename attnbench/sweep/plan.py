@@ -173,10 +173,14 @@ def plan_group(sweep: Sweep, problem: AnyProblem, arms: Sequence[Arm], threads: 
     lanes = [*arms, *(a for a in arms if a.label == sweep.baseline)]
     calls = [call_s(problem, arm.plugin, threads, on_gpu=arm.on_gpu) for arm in lanes]
     starts_s = GPU_START_S * sum(arm.on_gpu for arm in [*lanes, *arms])  # a context of CUDA in every worker
-    round_s = sum(rounds.predicted_visit_s(c) for c in calls)
     at_once = max(1, min(len(calls), (os.cpu_count() or 1) // threads))
     worker_s = WORKER_S + LOAD_S_PER_GB * _weights_gb(problem)
-    checks = sum(3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + worker_s for c in calls) / at_once
+    check_s = [3 * c + timing.WARM_UP_NS / 1e9 * (c < 0.2) + worker_s for c in calls]
+    checks = sum(check_s) / at_once
+    round_s = sum(rounds.predicted_visit_s(c) for c in calls)
+    if any(arm.is_alone for arm in lanes):  # a fresh worker for every turn on a GPU
+        round_s = sum(rounds.predicted_turn_s(c) for c in calls)
+        round_s += sum(GPU_START_S + s for arm, s in zip(lanes, check_s, strict=True) if arm.is_alone)
     memory = sum(3.5 * c + worker_s for c in calls[: len(arms)])
     reference, stress = MODEL_REFERENCE_S, 0.0
     if isinstance(problem, Problem):

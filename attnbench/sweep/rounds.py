@@ -5,16 +5,18 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from attnbench.errors import WorkerError
+from attnbench.errors import AttnbenchError
 from attnbench.measure import statistics as stats
 from attnbench.measure import timing
 
 MAX_REPEATS = 2  # of one contended visit
 BUDGET_ROUNDS = stats.MIN_EXACT_ROUNDS
 CONTENDED_SHARE = 0.1  # a case is flagged when more of its visits stayed contended
+TURN_S, TURN_VISITS = 0.5, 10  # of a worker that is started for one round only
 THROTTLED_SHARE = 0.1  # a case is flagged when a GPU held its clocks down after more of its visits
 
 
@@ -39,9 +41,11 @@ class Lane:
     visits: int = 0
     contended_visits: int = 0  # still contended after the repeats
     stopped_by: str = ""
-    failure: WorkerError | None = None
+    failure: AttnbenchError | None = None
     scope: str = "host"  # whose clock the samples are of: host, device, device_graph
     device_states: list[dict[str, Any]] = field(default_factory=list)  # of a GPU, after each visit that it tells of
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext  # entered around its visits of a round
+    visits_per_turn: int = 1
 
     @property
     def is_throttled(self) -> bool:
@@ -52,7 +56,7 @@ class Lane:
     @property
     def is_contended(self) -> bool:
         """Whether so much of it was disturbed that no verdict may be given."""
-        return self.contended_visits > CONTENDED_SHARE * len(self.medians)
+        return self.contended_visits > CONTENDED_SHARE * len(self.medians) * self.visits_per_turn
 
     @property
     def is_active(self) -> bool:
@@ -80,7 +84,7 @@ def run_rounds(
     round_s = 0.0
     while active := [lane for lane in lanes if lane.is_active]:
         for lane in rng.sample(active, len(active)):
-            _visit(lane, done, threads)
+            _take_turn(lane, done, threads)
         done += 1
         round_s = (now() - start) / done
         between(done)
@@ -89,23 +93,30 @@ def run_rounds(
             _look(lanes, done, out_of_time)
 
 
-def _visit(lane: Lane, number: int, threads: int) -> None:
+def _take_turn(lane: Lane, number: int, threads: int) -> None:
+    """A lane's visits of one round; what it took in them is one block."""
+    try:
+        with lane.turn():
+            samples = [ns for _ in range(lane.visits_per_turn) for ns in _visit(lane, threads)]
+            lane.samples[number] = samples
+            lane.medians[number] = max(statistics.median(samples), 1.0)  # a clock tick is the least that can be told
+    except AttnbenchError as err:
+        lane.failure = err
+
+
+def _visit(lane: Lane, threads: int) -> list[int]:
+    """One visit, repeated while it is contended; its samples."""
     keep, drop = timing.calls_to_keep(lane.call_s), timing.calls_to_drop(lane.call_s)
     for attempt in range(MAX_REPEATS + 1):
-        try:
-            visit = lane.parked.visit(drop=drop, keep=keep)
-        except WorkerError as err:
-            lane.failure = err
-            return
+        visit = lane.parked.visit(drop=drop, keep=keep)
         lane.visits += 1
         contended = timing.is_contended(visit, threads)
         if not contended or attempt == MAX_REPEATS:
             break
     lane.contended_visits += contended
     lane.device_states += [visit.device_state] if visit.device_state is not None else []
-    lane.samples[number] = visit.samples_ns
-    lane.medians[number] = max(visit.median_ns, 1.0)  # a clock tick is the least that can be told
-    lane.call_s = lane.medians[number] / 1e9
+    lane.call_s = max(visit.median_ns, 1.0) / 1e9
+    return visit.samples_ns
 
 
 def _look(lanes: Sequence[Lane], done: int, out_of_time: bool) -> None:
@@ -158,6 +169,16 @@ def least_rounds(round_s: float) -> int:
 def predicted_visit_s(call_s: float) -> float:
     """Seconds that one visit of a lane takes."""
     return call_s * (timing.calls_to_keep(call_s) + timing.calls_to_drop(call_s)) + 0.001
+
+
+def predicted_turn_s(call_s: float) -> float:
+    """Seconds that the visits of one turn take in a worker of its own."""
+    return visits_in_turn(call_s) * predicted_visit_s(call_s)
+
+
+def visits_in_turn(call_s: float) -> int:
+    """How many visits repay the start of a worker that lives for one turn: half a second of them, ten at most."""
+    return max(1, min(TURN_VISITS, round(TURN_S / predicted_visit_s(call_s))))
 
 
 def rounds_wanted(round_s: float) -> int:

@@ -19,10 +19,11 @@ from attnbench.measure import environment, memory
 from attnbench.model_problem import AnyProblem
 from attnbench.problem import Problem
 from attnbench.records import SCHEMA_VERSION, Record
-from attnbench.sweep import compiling, device_arms, devices, elsewhere, grid, runtime_options
+from attnbench.sweep import compiling, device_arms, devices, elsewhere, gpu_workers, grid, runtime_options
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench
 from attnbench.sweep.campaign import BUDGET_SPENT, Campaign
 from attnbench.sweep.cases import ParkedArm
+from attnbench.sweep.gpu_workers import Choice
 from attnbench.sweep.grid import Arm, Sweep
 from attnbench.sweep.group import utc_now
 from attnbench.sweep.plan import Plan, make_plan, rounded_split
@@ -45,6 +46,7 @@ class Prepared:
     exporter_probes: dict[str, Probe]
     started_s: float  # monotonic; the time budget counts from here
     devices: Mapping[str, str] = field(default_factory=dict)  # runtime -> the device that it runs on
+    gpu_workers: Choice | None = None  # None: nothing runs on a GPU
     beside: Sequence[Problem] = ()  # that are compiled for arms that cannot run here, and not timed
     refined: list[AnyProblem] = field(default_factory=list)  # that --refine added before the run was interrupted
     make_bench: Callable[..., Bench] = Bench
@@ -70,9 +72,10 @@ def prepare(sweep: Sweep) -> Prepared:
 
 
 def prepare_arms(
-    sweep: Sweep, problems: Sequence[AnyProblem], exporter_probes: dict[str, Probe], started_s: float
-) -> Prepared:
-    """Ask the runtimes, form the arms, predict.
+    sweep: Sweep, problems: Sequence[AnyProblem], exporter_probes: dict[str, Probe], started_s: float, *,
+    runs: Callable[[str, Probe], bool] | None = None,
+) -> Prepared:  # fmt: skip
+    """Ask the runtimes, form the arms, predict. `runs`: are an exporter and a runtime of files an arm? None: all are.
 
     Raises:
         InputError: as `prepare`.
@@ -83,7 +86,10 @@ def prepare_arms(
     takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
     chosen_devices, runtime_probes = devices.choose(sweep.device, runtime_probes)
     runtime_options.check(sweep.options, runtime_probes)
-    arms = grid.arms(sweep, takes, interpreters.told(runtime_probes))
+    arms = grid.arms(
+        sweep, takes, interpreters.told(runtime_probes),
+        lambda exporter, runtime: runs is None or runs(exporter, runtime_probes[runtime]),
+    )  # fmt: skip
     labels = [arm.label for arm in arms]
     by_asked = {arm.asked: arm.label for arm in arms}
     sweep = sweep.model_copy(
@@ -106,12 +112,18 @@ def prepare_arms(
                 f"required arm or runtime {name!r} is not in the sweep: {', '.join(known)}{grid.nearest(name, known)}"
             )
     arms = [replace(arm, compiles_only=bool(runtime_probes[arm.runtime].compiles_only)) for arm in arms]
+    choice = gpu_workers.choose(sweep.gpu_workers, problems, arms, chosen_devices, sweep.baseline)
+    if choice is not None:
+        arms = [replace(arm, is_alone=arm.on_gpu and choice.mode == devices.ONE_AT_A_TIME) for arm in arms]
     beside = compiling.beside(problems, arms)
     threads = sweep.threads or environment.default_threads()
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes(), beside)
+    if choice is not None:
+        plan = replace(plan, notices=(*plan.notices, *choice.notices))
     return Prepared(
         sweep=sweep, plan=plan, problems=problems, arms=arms, beside=beside,
         runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s, devices=chosen_devices,
+        gpu_workers=choice,
     )  # fmt: skip
 
 
@@ -267,6 +279,7 @@ def _first_manifest(prepared: Prepared, run_dir: RunDirectory, command: str, res
         "elapsed_s": 0.0,
         "environment": environment.describe(),
         "versions": environment.versions(),
+        "gpu_workers": None if prepared.gpu_workers is None else prepared.gpu_workers.as_dict(),
         "noise_floor": None,
         "noise_pairs": 0,
         "delta": None,
@@ -341,6 +354,8 @@ def reopen(path: Path, *, time_budget_s: float | None = None) -> tuple[RunDirect
     fields: Mapping[str, Any] = manifest["sweep"]
     if time_budget_s is not None:
         fields = {**fields, "time_budget_s": time_budget_s}
+    if (chosen := manifest.get("gpu_workers")) is not None:  # rows of both ways do not mix
+        fields = {**fields, "gpu_workers": chosen["mode"]}
     sweep = grid.validate({**fields, "threads": manifest["threads"]}, where=f"sweep of {path}")
     if manifest["attnbench_version"] != __version__:
         raise RecordsError(

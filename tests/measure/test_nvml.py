@@ -18,6 +18,7 @@ READS: dict[str, Any] = {
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "whole", "nvmlDeviceGetClockInfo": 1980,
     "nvmlDeviceGetPowerUsage": 412_345, "nvmlDeviceGetTemperature": 61, "nvmlDeviceGetComputeMode": 0,
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0, "nvmlDeviceGetComputeRunningProcesses": [],
+    "nvmlDeviceGetMemoryInfo": None,
 }  # fmt: skip
 CONSTANTS = ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU", "NVMLError", "NVMLError_NotSupported",
              "NVMLError_NoPermission", "NVMLError_FunctionNotFound")  # fmt: skip
@@ -105,6 +106,17 @@ def test_an_unknown_device_is_named() -> None:
 @pytest.mark.parametrize(("mode", "word"), [(0, "default"), (2, "prohibited"), (3, "exclusive-process")])
 def test_the_compute_mode_is_a_word(mode: int, word: str) -> None:
     assert DeviceMonitor(UUID, module=fake_nvml(nvmlDeviceGetComputeMode=mode)).compute_mode() == word
+
+
+def test_free_memory_is_of_the_device_or_the_slice() -> None:
+    told = pynvml.nvmlStructToFriendlyObject(pynvml.c_nvmlMemory_t(total=80 << 30, free=7 << 30, used=73 << 30))
+    module = fake_nvml(
+        nvmlDeviceIsMigDeviceHandle=1, nvmlDeviceGetHandleByUUID="slice",
+        nvmlDeviceGetMemoryInfo=lambda handle, version=None: {"slice": told}[handle],
+    )  # fmt: skip
+    assert DeviceMonitor(UUID, module=module).free_bytes() == 7 << 30
+    silent = fake_nvml(nvmlDeviceGetMemoryInfo=refused("NVML_ERROR_NOT_SUPPORTED"))
+    assert DeviceMonitor(UUID, module=silent).free_bytes() is None
 
 
 def test_the_real_library_says_why_it_does_not_start() -> None:

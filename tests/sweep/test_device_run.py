@@ -1,7 +1,6 @@
 """A whole run of an arm on a GPU, on a simulated driver in its workers: what reaches the records."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,74 +10,8 @@ from attnbench.sweep import grid, runner
 from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
-from tests.sweep.fakes import FAKES
+from tests.sweep.fake_gpus import ON_GPU
 
-# The driver is replaced in the workers only, before a session is loaded there.
-ON_GPU = (
-    FAKES
-    + f"""
-import importlib.util
-spec = importlib.util.spec_from_file_location("fake_cuda", {str(Path(__file__).parents[1] / "fake_cuda.py")!r})
-fake_cuda = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(fake_cuda)
-from attnbench.measure import cuda_driver
-
-CUDA = fake_cuda.FakeCuda(free=1 << 30, sleeps=True)
-cuda_driver._load = lambda: CUDA
-
-
-class OnGpu(Good):
-    name = "on-gpu"
-    stream = 7
-
-    def probe(self):
-        return Probe(available=True, version="1", devices=("cuda:0",))
-
-    class session(Session):
-        replays_graph = False
-
-        def bind(self, inputs):
-            self.queue = super().bind(inputs)
-            CUDA.free -= (8 << 20) * (self.lengths > 8)
-
-            def call():
-                self.enqueue()
-                self.synchronize()
-
-            return call
-
-        def enqueue(self):
-            self.queue()
-            CUDA.work(7, 2_000_000)
-
-        def synchronize(self):
-            CUDA.wait_until(CUDA.busy_until[7])
-
-        @property
-        def stream(self):
-            return OnGpu.stream
-
-        def facts(self):
-            return Facts(runtime_version="1", device="cuda:0", device_name="simulated", threads=1,
-                         compute_precision="fp32")
-
-
-class WrongStream(OnGpu):
-    name = "wrong-stream"
-
-    class session(OnGpu.session):
-        stream = 8
-
-
-class HostOnly(OnGpu):
-    name = "host-only"
-
-    class session(OnGpu.session):
-        @property
-        def stream(self):
-            raise AttributeError
-"""
-)
 NAMES = {"on-gpu": "fake_gpu:OnGpu", "wrong-stream": "fake_gpu:WrongStream", "host-only": "fake_gpu:HostOnly"}
 
 

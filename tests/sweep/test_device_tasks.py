@@ -171,17 +171,29 @@ def test_without_a_monitor_the_reason_is_a_fact(
         (
             "exclusive-process",
             [7],
-            "is in compute mode exclusive-process and taken by process 7; .* nvidia-smi -c DEFAULT",
+            "is in compute mode exclusive-process and taken by process 7; .* --gpu-workers one-at-a-time .* DEFAULT",
         ),
         ("prohibited", [], "is in compute mode prohibited;"),
     ],
 )
 def test_a_compute_mode_that_leaves_no_room_is_named(
-    cuda: FakeCuda, loaded: Callable[..., Tasks], monitor: Any, mode: str, pids: list[int], words: str
-) -> None:
-    monitor.compute_mode.return_value, monitor.processes.side_effect = mode, [frozenset(pids)]
+    cuda: FakeCuda, loaded: Callable[..., Tasks], monitor: Any, monkeypatch: pytest.MonkeyPatch, mode: str,
+    pids: list[int], words: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(device_tasks, "LEAVE_S", 0.1)
+    monitor.compute_mode.return_value, monitor.processes.side_effect = mode, lambda: frozenset(pids)
     with pytest.raises(UnavailableError, match=words):
         loaded(OnDevice(cuda), timed={})
+
+
+def test_a_process_that_has_just_ended_is_waited_for(
+    cuda: FakeCuda, loaded: Callable[..., Tasks], monitor: Any
+) -> None:
+    monitor.compute_mode.return_value = "exclusive-process"
+    monitor.processes.side_effect = [frozenset({7}), frozenset({7}), frozenset(), frozenset({8}), frozenset({8})]
+    worker = loaded(OnDevice(cuda), purpose="memory")
+    longer = Problem.make(seq_len=16, num_heads=2, head_dim=8)
+    assert worker.measure_memory(problem=longer.as_dict())["device"]["is_shared"] is False
 
 
 @pytest.mark.parametrize(("mode", "pids"), [("exclusive-process", []), ("default", [7]), (None, [7])])

@@ -4,7 +4,7 @@ import pytest
 
 from attnbench.problem import Problem
 from attnbench.sweep import grid
-from attnbench.sweep.plan import REPORT_S, Budget, Plan, call_s, make_plan
+from attnbench.sweep.plan import GPU_START_S, REPORT_S, Budget, Plan, call_s, make_plan
 
 ARMS = [grid.Arm(exporter="torch", runtime="torch-sdpa"), grid.Arm(exporter="onnx-attention", runtime="ort-cpu")]
 
@@ -23,6 +23,15 @@ def test_the_split_adds_up_to_the_prediction() -> None:
 def test_a_budget_too_small_is_told_before_anything_runs() -> None:
     assert any("raise --time-budget" in notice for notice in plan_of(time_budget_s=5.0).notices)
     assert not plan_of(time_budget_s=3000.0).notices
+
+
+def test_workers_that_are_started_for_every_round_are_planned() -> None:
+    sweep = grid.resolve(None, {"seq_lens": (128,), "variants": ("self",)})
+    parked, alone = (
+        make_plan(sweep, grid.problems(sweep), [replace(arm, on_gpu=True, is_alone=is_alone) for arm in ARMS], 1, None)
+        for is_alone in (False, True)
+    )
+    assert alone.groups[0].min_timing_s > parked.groups[0].min_timing_s + 7 * 3 * GPU_START_S
 
 
 def test_a_problem_that_will_not_fit_in_memory_is_told() -> None:

@@ -1,9 +1,10 @@
+import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from attnbench.errors import WorkerCrashed, WorkerError
+from attnbench.errors import UnavailableError, WorkerCrashed, WorkerError
 from attnbench.measure.timing import Visit
 from attnbench.sweep import rounds
 
@@ -96,6 +97,47 @@ def test_an_arm_that_is_far_off_leaves_the_rotation_after_the_least_rounds() -> 
     run(machine, lanes)
     assert (lanes[2].stopped_by, len(lanes[2].medians)) == ("outlying", 20)
     assert len(lanes[0].medians) > 20
+
+
+def test_a_lane_may_have_several_visits_a_turn_and_one_block_of_them() -> None:
+    machine = Machine()
+    entered: list[str] = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        entered.append("in")
+        yield
+        entered.append("out")
+
+    base, alone = Arm(machine, "base", 0.1), Arm(machine, "alone", 0.1)
+    lanes = lanes_of(base, alone)
+    lanes[1].turn, lanes[1].visits_per_turn = turn, 3
+    alone.speed = lambda now_s: 1.0 + (alone.visits % 3)  # 2, 3, 1: the median of a turn is twice as slow
+    run(machine, lanes, budget_s=0.001)
+    assert entered == ["in", "out"] * 7
+    assert (alone.visits, base.visits, lanes[1].visits) == (21, 7, 21)
+    assert set(lanes[1].medians.values()) == {200_000_000}
+    assert {len(ns) for ns in lanes[1].samples.values()} == {3}
+
+
+def test_what_fails_at_the_end_of_a_turn_ends_the_lane() -> None:
+    machine = Machine()
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        yield
+        raise UnavailableError("the GPU is taken")
+
+    lanes = lanes_of(Arm(machine, "base", 0.1), Arm(machine, "alone", 0.1))
+    lanes[1].turn = turn
+    run(machine, lanes, budget_s=0.001)
+    assert str(lanes[1].failure) == "the GPU is taken"
+    assert (len(lanes[0].medians), len(lanes[1].medians)) == (7, 1)
+
+
+@pytest.mark.parametrize(("call_s", "visits"), [(1e-5, 10), (0.002, 10), (0.2, 2), (3.0, 1)])
+def test_half_a_second_of_visits_repays_a_worker_of_one_turn(call_s: float, visits: int) -> None:
+    assert rounds.visits_in_turn(call_s) == visits
 
 
 def test_every_round_has_its_own_order() -> None:
