@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from attnbench.fusion import retype
+from attnbench.fusion import groups, retype
 from attnbench.fusion.cut import MAIN
-from attnbench.fusion.model_edits import data_users, drop_unused, has_scalar, reached_from, take_out
+from attnbench.fusion.model_edits import drop_unused, has_scalar, reached_from, take_out
 from attnbench.fusion.regions import ATTENTION, PRODUCTS
 from attnbench.fusion.sized_graph import shapes_of
 from attnbench.fusion.written_out import as_one, written_out
@@ -44,7 +44,14 @@ def changes_of(model: Any) -> list[Change]:
     inside = _options(model.graph.node[0]) if is_operator else _operators(model, shapes)
     dtypes = [Change(key=f"type:{island.key}", words=island.words, node=island.node)
               for island in retype.islands(model, shapes)]  # fmt: skip
-    return [*inside, *_softmaxes(model), *_returned(model), *_head_dim(model, shapes), *dtypes]
+    return [
+        *inside,
+        *_extra_columns(model, shapes),
+        *_softmaxes(model),
+        *_returned(model),
+        *_head_dim(model, shapes),
+        *dtypes,
+    ]
 
 
 def without(model: Any, keys: Sequence[str]) -> Any:
@@ -67,6 +74,8 @@ def without(model: Any, keys: Sequence[str]) -> Any:
             _take_out_group(made, value.split(","))
         elif kind == "softmax":
             as_one(made, value)
+        elif kind == "column":
+            _take_out_column(made, value.split(","))
         elif kind == "option":
             _take_out_option(made.graph.node[0], value)
         elif kind == "returned":
@@ -95,11 +104,20 @@ def _operators(model: Any, shapes: Mapping[str, Any]) -> list[Change]:
             continue
         if node.op_type in _NEEDED or is_scale(model, node, data):
             continue
-        group = _softcap(model, node, data) if node.op_type == "Tanh" else [node.name]
+        group = _group(model, node, data, shapes)
         grouped.update(group)
         words = f"without `{node.op_type}`{_role(model, node, data)}"
         found.append(Change(key=f"node:{','.join(group)}", words=words, node=node.name))
     return found
+
+
+def _group(model: Any, node: Any, data: set[str], shapes: Mapping[str, Any]) -> list[str]:
+    """The nodes that are left out with this one, by name."""
+    if node.op_type in PRODUCTS:
+        return groups.linear(model, node, shapes)
+    if node.op_type == "Tanh":
+        return groups.softcap(model, node, data)
+    return [guard.name for guard in groups.guards(model, node, data)] or [node.name]
 
 
 def is_scale(model: Any, node: Any, data: set[str]) -> bool:
@@ -118,27 +136,38 @@ def data_input(node: Any, data: set[str], shapes: Mapping[str, Any]) -> str | No
     return same[-1] if same else None
 
 
-def _softcap(model: Any, tanh: Any, data: set[str]) -> list[str]:
-    """`Tanh` with the scaling just before and after it."""
-    before = next((n for n in model.graph.node if tanh.input[0] in n.output), None)
-    after = data_users(model, tanh.output[0])
-    around = [n for n in (before, *(after if len(after) == 1 else ())) if n is not None]
-    scalings = [n.name for n in around if n.op_type in ("Mul", "Div") and has_scalar(model, n, data)]
-    return sorted([tanh.name, *scalings], key=lambda name: int(name[1:]))
-
-
 def _role(model: Any, node: Any, data: set[str]) -> str:
-    producers = {name: n for n in model.graph.node for name in n.output}
     if node.op_type == "Tanh":
         return " (softcap)"
+    if node.op_type in PRODUCTS:
+        return " (mixes heads)"
     if node.op_type == "Where":
-        guard = producers.get(node.input[0])
-        return " (NaN guard)" if guard is not None and guard.op_type == "IsNaN" else " (mask)"
+        guards = groups.guards(model, node, data)
+        return groups.guard_words(model, guards) if guards else " (mask)"
     if node.op_type in ("Add", "Sub") and not has_scalar(model, node, data):
         return " (mask or bias)"
     if node.op_type in ("Mul", "Div") and has_scalar(model, node, data):
         return " (scale)"
     return ""
+
+
+def _extra_columns(model: Any, shapes: Mapping[str, Any]) -> list[Change]:
+    """Those that are added to the scores and taken off the weights."""
+    scores = next((node for node in model.graph.node if node.op_type in PRODUCTS), None)
+    if scores is None:
+        return []
+    data = reached_from(model, scores.output[0])
+    words = "without the extra column of scores (`Concat` and `Slice`)"
+    return [Change(key=f"column:{concat.name},{cut.name}", words=words, node=concat.name)
+            for concat, cut in groups.extra_columns(model, data, shapes)]  # fmt: skip
+
+
+def _take_out_column(model: Any, names: Sequence[str]) -> None:
+    scores = next(node for node in model.graph.node if node.op_type in PRODUCTS)
+    data = reached_from(model, scores.output[0])
+    for name in names:
+        node = next(node for node in model.graph.node if node.name == name)
+        take_out(model, node, next(source for source in node.input if source in data))
 
 
 def _softmaxes(model: Any) -> list[Change]:

@@ -62,10 +62,19 @@ def _product_above(graph: SizedGraph, tensor: str) -> Any | None:
             operands = node.input[:2]
             if node.op_type in PRODUCTS and len(operands) == 2 and not any(map(graph.is_stored, operands)):
                 return node
-        passed = [node for node in above if not _ends_search(node)]
+        passed = [node for node in above if not _ends_search(node) or mixes_heads(graph, node)]
         level = [name for name in dict.fromkeys(n for node in passed for n in node.input if n) if name not in seen]
         seen.update(level)
     return None
+
+
+def mixes_heads(graph: SizedGraph, node: Any) -> bool:
+    """Is it a product of scores and a small square matrix, as talking heads have? Projections take (B, T, E)."""
+    stored = [graph.shapes[name][1] for name in node.input[:2] if graph.is_stored(name) and name in graph.shapes]
+    sizes = [graph.shapes[name][1] for name in (*node.input[:2], node.output[0]) if name in graph.shapes]
+    if node.op_type not in PRODUCTS or len(stored) != 1 or len(sizes) != 3:
+        return False
+    return len(stored[0]) == 2 and stored[0][0] == stored[0][1] and all(len(s) == 4 for s in sizes if s != stored[0])
 
 
 def _ends_search(node: Any) -> bool:
@@ -78,8 +87,9 @@ def _product_below(graph: SizedGraph, tensor: str) -> Any | None:
     for _ in range(_BETWEEN):
         below = [node for name in level for node in graph.consumers.get(name, ()) if is_data(node)]
         for node in below:
-            if node.op_type in PRODUCTS:
-                return node if not any(map(graph.is_stored, node.input[:2])) else None
+            if node.op_type not in PRODUCTS or mixes_heads(graph, node):
+                continue
+            return node if not any(map(graph.is_stored, node.input[:2])) else None
         level = list(dict.fromkeys(name for node in below for name in node.output if name))
     return None
 

@@ -32,7 +32,7 @@ def islands(model: Any, shapes: Shapes) -> list[Island]:
     constants = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
         wide = [name for name in (*node.input, *node.output) if name not in constants and _is_wide(name, shapes)]
-        if node.op_type == "Cast":
+        if node.op_type == "Cast" and len(wide) < 2:  # from wide to wide it is no border
             for name in wide:
                 groups.setdefault(name, {name})
             continue

@@ -8,10 +8,12 @@ from typing import Any
 
 _SMALL_BYTES = 1024  # of a constant that is kept; larger ones are weights, whose values no verdict depends on
 _SMALL = 64  # elements of what is folded
+_ASKED_SHAPES = {"ConstantOfShape": 0, "Expand": 1}  # the input that says how large a result becomes
 _ROUNDS = 8  # shape inference and folding feed each other
 _FOLDED = frozenset({
-    "Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "Div", "Equal", "Floor", "Gather", "Identity", "Max", "Min",
-    "Mul", "Neg", "Pow", "Reciprocal", "ReduceProd", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Unsqueeze", "Where",
+    "Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor",
+    "Gather", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "ReduceProd", "Reshape", "Slice", "Sqrt",
+    "Squeeze", "Sub", "Unsqueeze", "Where",
 })  # fmt: skip
 _FOLD_ERRORS = (ValueError, TypeError, RuntimeError, IndexError, ArithmeticError, AttributeError, NotImplementedError)
 
@@ -175,6 +177,9 @@ def _evaluated(node: Any, inputs: Mapping[str, Any], model: Any) -> Any | None:
     from onnx.reference import ReferenceEvaluator
 
     if any(array.size > _SMALL for array in inputs.values()):
+        return None
+    place = _ASKED_SHAPES.get(node.op_type)
+    if place is not None and math.prod(map(int, inputs[node.input[place]].flatten())) > _SMALL:
         return None
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)

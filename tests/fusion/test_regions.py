@@ -103,3 +103,45 @@ def test_a_graph_of_many_ways_is_searched_once(tmp_path: Path) -> None:
     nodes.append(helper.make_node("Softmax", [last], ["y"]))
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq"]) for name in "xy")
     assert find_regions(graph_of(tmp_path, helper.make_model(helper.make_graph(nodes, "g", [x], [y])))) == []
+
+
+def test_heads_that_talk_are_inside_the_attention_and_no_end_of_it(tmp_path: Path) -> None:
+    """Scores (B, H, T, S) as (B, T, S, H) times a matrix of (H, H), as CaiT has before and after the softmax."""
+    nodes = [
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Transpose", ["s"], ["st"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["st", "mix"], ["m"]),
+        helper.make_node("Transpose", ["m"], ["mt"], perm=[0, 3, 1, 2]),
+        helper.make_node("Softmax", ["mt"], ["p"]),
+        helper.make_node("Transpose", ["p"], ["pt"], perm=[0, 2, 3, 1]),
+        helper.make_node("MatMul", ["pt", "mix"], ["pm"]),
+        helper.make_node("Transpose", ["pm"], ["w"], perm=[0, 3, 1, 2]),
+        helper.make_node("MatMul", ["w", "v"], ["y"]),
+    ]
+    mix = onnx.numpy_helper.from_array(np.ones((4, 4), np.float16), "mix")
+    values = {"q": ["batch", 4, "seq", 64], "kt": ["batch", 4, 64, "seq"], "v": ["batch", 4, "seq", 64]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, dims) for name, dims in values.items()]
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, values["q"])
+    (region,) = find_regions(graph_of(tmp_path, helper.make_model(helper.make_graph(nodes, "g", inputs, [y], [mix]))))
+    assert len(region.nodes) == len(nodes)
+    assert (region.scores.output[0], region.last.output[0]) == ("s", "y")
+
+
+def test_a_size_that_the_older_exporter_computes_for_expand_is_a_number(tmp_path: Path) -> None:
+    """`x.expand(n, -1)` is Where(Equal(shape, -1), ConstantOfShape, shape) there."""
+    one = helper.make_tensor("v", TensorProto.INT64, [1], [1])
+    nodes = [
+        helper.make_node("Shape", ["x"], ["rows"], start=0, end=1),
+        helper.make_node("Concat", ["rows", "minus"], ["asked"], axis=0),
+        helper.make_node("ConstantOfShape", ["two"], ["ones"], value=one),
+        helper.make_node("Mul", ["ones", "minus"], ["keep"]),
+        helper.make_node("Equal", ["asked", "keep"], ["is_keep"]),
+        helper.make_node("Where", ["is_keep", "ones", "asked"], ["shape"]),
+        helper.make_node("Expand", ["row", "shape"], ["y"]),
+    ]
+    tensors = [onnx.numpy_helper.from_array(np.array(v, np.int64), n) for n, v in (("minus", [-1]), ("two", [2]))]
+    tensors.append(onnx.numpy_helper.from_array(np.ones((1, 8), np.float32), "row"))
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "seq"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(helper.make_graph(nodes, "g", [x], [y], tensors))
+    assert graph_of(tmp_path, model).shapes["y"] == (TensorProto.FLOAT, (2, 8))
