@@ -1,6 +1,12 @@
-"""SARIF 2.1.0 by the properties that its schema requires, on a report made by hand."""
+"""SARIF 2.1.0 by its schema and by what GitHub makes of it, on a report made by hand."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
 
 from attnbench.fusion.lint_report import Culprit, LintReport, RegionVerdict, WholeVerdict
 from attnbench.fusion.sarif import as_sarif
@@ -21,28 +27,114 @@ REPORT = LintReport(
 )  # fmt: skip
 
 
-def test_what_the_schema_requires_is_there() -> None:
-    log = as_sarif(REPORT)
-    assert log["version"] == "2.1.0"
+SCHEMA = json.loads((Path(__file__).parent / "data" / "sarif-2.1.0.json").read_text(encoding="utf-8"))
+EMPTY = replace(REPORT, regions=(), whole=(), notes=())
+FUSED = replace(REPORT, regions=REPORT.regions[:1])
+UNKNOWN = replace(REPORT.regions[0], verdict="unknown", planned_activation_bytes=(), words="its sizes do not follow")
+ODD_NAMES = ("a node/with space", "\u5c42/\u6ce8\u610f", "two\nlines\ttab", "\x1b[31mred", '"quoted\\"', "a" * 5000)
+
+
+def assert_valid(log: dict[str, Any]) -> None:
+    """By the schema of OASIS, after a way through a file."""
+    jsonschema.Draft7Validator(SCHEMA).validate(json.loads(json.dumps(log)))
+
+
+def test_the_schema_refuses_what_is_wrong() -> None:
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    for broken in ({"level": "fatal"}, {"message": {}}, {"locations": [{"logicalLocations": {"name": "n"}}]}):
+        log = as_sarif(REPORT)
+        log["runs"][0]["results"][0] |= broken
+        with pytest.raises(jsonschema.ValidationError):
+            assert_valid(log)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [REPORT, EMPTY, FUSED, replace(REPORT, regions=(UNKNOWN,)), replace(REPORT, archs=("sm89", "sm120"), seq_lens=())],
+    ids=["all", "nothing found", "all fused", "unknown", "fixed sizes"],
+)
+def test_every_outcome_is_sarif(report: LintReport) -> None:
+    log = as_sarif(report)
+    assert_valid(log)
     (run,) = log["runs"]
-    driver = run["tool"]["driver"]
-    assert driver["name"]
-    ids = [rule["id"] for rule in driver["rules"]]
+    ids = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(set(ids)) == len(ids)
-    assert all(extension["name"] for extension in run["tool"]["extensions"])
-    assert all(isinstance(entry["executionSuccessful"], bool) for entry in run["invocations"])
     for result in run["results"]:
-        assert result["message"]["text"]
         assert ids[result["ruleIndex"]] == result["ruleId"]
-        assert result["level"] in ("none", "note", "warning", "error")
-        assert result.get("kind", "fail") == "fail" or result["level"] == "none"  # 3.27.10
-        (location,) = result["locations"]
+        (location,) = result["locations"]  # GitHub refuses a file that has a result without
         assert location["physicalLocation"]["artifactLocation"] == {"uri": "models/my%20model.onnx", "index": 0}
+        assert location["physicalLocation"]["region"]["startLine"] == 1
         assert all(node["name"] for node in location["logicalLocations"])
 
 
+@pytest.mark.parametrize("name", ODD_NAMES, ids=lambda name: ascii(name)[:20])
+def test_any_name_of_a_node_is_sarif(name: str) -> None:
+    region = replace(REPORT.regions[1], node=name, culprits=(Culprit(words="without `Tanh` (softcap)", node=name),))
+    log = as_sarif(replace(REPORT, regions=(region,)))
+    assert_valid(log)
+    (result,) = log["runs"][0]["results"]
+    assert [node["name"] for node in result["locations"][0]["logicalLocations"]] == [name]
+
+
+@pytest.mark.parametrize(
+    ("path", "uri"),
+    [
+        ("model.onnx", "model.onnx"),
+        ("./models/model.onnx", "models/model.onnx"),
+        ("../other/m.onnx", "../other/m.onnx"),
+        ("my models/\u5c42 50%.onnx", "my%20models/%E5%B1%82%2050%25.onnx"),
+        ("c:m#1?.onnx", "c%3Am%231%3F.onnx"),
+        ("not-utf8-\udcff.onnx", "not-utf8-%FF.onnx"),
+        ("/tmp/a b.onnx", "file:///tmp/a%20b.onnx"),
+    ],
+    ids=ascii,
+)
+def test_any_name_of_a_file_is_a_uri(path: str, uri: str) -> None:
+    log = as_sarif(replace(REPORT, path=path))
+    assert_valid(log)
+    (run,) = log["runs"]
+    assert run["artifacts"][0]["location"]["uri"] == uri
+    found = {r["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for r in run["results"]}
+    assert found == {uri}
+    assert json.dumps(log).isascii()
+
+
+def test_what_is_fused_is_no_alert() -> None:
+    """GitHub makes one of every result, of those of kind `pass` too."""
+    (run,) = as_sarif(REPORT)["runs"]
+    assert [result["ruleId"] for result in run["results"]] == ["attention-not-fused", "attention-refused"]
+    assert [result["level"] for result in run["results"]] == ["warning", "warning"]
+    assert run["properties"]["fused"] == [{"layer": 0, "node": "a/Softmax", "arch": "sm89"}]
+    assert run["properties"]["whole"] == {"sm89": "refused"}
+
+
+def test_results_of_one_model_are_told_apart_and_stay_the_same() -> None:
+    """GitHub takes results of one rule with one `primaryLocationLineHash` for one, and one that changed for new."""
+    regions = [replace(REPORT.regions[1], layer=n, arch=arch) for n in range(3) for arch in ("sm89", "sm120")]
+    first, again = (as_sarif(replace(REPORT, regions=tuple(regions)))["runs"][0]["results"] for _ in range(2))
+    hashes = [result["partialFingerprints"]["primaryLocationLineHash"] for result in first]
+    assert len(set(hashes)) == 6
+    assert hashes == [result["partialFingerprints"]["primaryLocationLineHash"] for result in again]
+
+
+def test_where_nothing_was_found_the_log_says_so() -> None:
+    (run,) = as_sarif(EMPTY)["runs"]
+    assert run["results"] == []
+    notes = run["invocations"][0]["toolExecutionNotifications"]
+    assert [(note["level"], note["message"]["text"]) for note in notes] == [
+        ("warning", "no attention was found, so nothing was judged")
+    ]
+
+
+def test_notes_are_told_as_notifications() -> None:
+    (run,) = as_sarif(replace(REPORT, notes=("assumed: batch=1",)))["runs"]
+    assert run["invocations"][0]["toolExecutionNotifications"] == [
+        {"level": "note", "message": {"text": "assumed: batch=1"}}
+    ]
+
+
 def test_the_culprits_node_comes_first() -> None:
-    result = as_sarif(REPORT)["runs"][0]["results"][1]
+    result = as_sarif(REPORT)["runs"][0]["results"][0]
     assert result["message"]["text"] == (
         "layer 1 on sm89 by tensorrt-rtx 1.7.1.116: not fused; without `Tanh` (softcap) it is"
     )
