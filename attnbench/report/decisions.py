@@ -310,7 +310,8 @@ def _length(x: float) -> str:
 
 def frontier_line(row: Mapping[str, Any]) -> str:
     """One measured frontier of the manifest, as a sentence."""
-    where = f"{row['arm']}, {row['problem']}: measured, {fmt_bytes(row['budget_bytes'])}"
+    of_device = " of device memory" if row.get("memory") == "device" else ""
+    where = f"{row['arm']}, {row['problem']}: measured, {fmt_bytes(row['budget_bytes'])}{of_device}"
     if row.get("fits") is None:
         return f"{where} do not suffice for T = {row.get('fails')} ({row['reason']})."
     beyond = f"; {row['fails']:,} does not ({row['reason']})" if row.get("fails") else f"; {row['reason']}"

@@ -1,8 +1,13 @@
-"""The longest T that fits a memory budget, measured: bisection in workers that may die."""
+"""The longest T that fits a memory budget, measured: bisection in workers that may die.
+
+The budget is of the memory that an arm works in: a GPU's for arms on one, else the host's. An arm on a GPU that runs
+out of the host's memory has not been shown to exceed the GPU's.
+"""
 
 import math
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,6 +18,7 @@ from attnbench.errors import AttnbenchError, ProblemError, WorkerTimeout
 from attnbench.measure import memory
 from attnbench.problem import Problem
 from attnbench.records import Record
+from attnbench.sweep import device_arms
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.cases import status_of
 from attnbench.sweep.grid import Arm
@@ -24,6 +30,8 @@ MAX_PROBES = 14
 MAX_SEQ_LEN = 1 << 22
 MEMORY_SHARE = 0.9  # of what is free, for a probe where --memory-limit says nothing
 OUT_OF_TIME = "the time budget was spent"
+# What is said where the host's memory is used up; whatever else is out of memory under an arm on a GPU is the GPU's.
+OF_HOST = re.compile(r"unable to allocate|DefaultCPUAllocator|bad_alloc|killed by signal|out-of-memory killer", re.I)
 PATIENCE = 5  # times the timeout of a case: a probe calls up to six times
 
 
@@ -119,14 +127,15 @@ def measure_frontiers(
     budget = bench.sweep.memory_budget_bytes
     assert budget is not None
     arms = {arm.label: arm for arm in bench.arms}
-    wanted = list(_wanted(records, problems, floor, budget, done))
+    wanted = [one for one in _wanted(records, problems, floor, budget, done) if not _is_twin(arms[one.arm], arms)]
     for i, one in enumerate(wanted):
         say(f"longest T of {one.arm}, {one.name}")
         share_s = _share(left_s, len(wanted) - i)
         search = Search(fits=one.fits, fails=one.fails)
         search.run(_probe(bench, arms[one.arm], one.example, one.rule, budget, share_s), one.guess, _has(share_s))
         yield {
-            "arm": one.arm, "problem": one.name, "budget_bytes": budget, "fits": search.fits, "fails": search.fails,
+            "arm": one.arm, "problem": one.name, "budget_bytes": budget,
+            "memory": "device" if arms[one.arm].on_gpu else "host", "fits": search.fits, "fails": search.fails,
             "reason": search.reason, "out_of_time": search.out_of_time, "probes": [*one.probes, *search.probes],
         }  # fmt: skip
 
@@ -167,6 +176,11 @@ def _wanted(
                 yield _Wanted(
                     record.arm, name, example, rule, _guess(known), row["fits"], row["fails"], row.get("probes", ())
                 )
+
+
+def _is_twin(arm: Arm, arms: Mapping[str, Arm]) -> bool:
+    """Is it another arm timed by another clock? Memory has none."""
+    return bool(device_arms.timing_of(arm)) and device_arms.timed_as(arm, ()).label in arms
 
 
 def _share(left_s: Callable[[], float | None], searches: int) -> Callable[[], float | None]:
@@ -231,12 +245,35 @@ def _probe(
         except AttnbenchError as err:
             if isinstance(err, WorkerTimeout) and time.monotonic() >= end_s:
                 return Outcome(None, OUT_OF_TIME)
-            status = status_of(err)
-            fits = False if status in ("oom", "crashed") else None
-            return Outcome(fits, f"{status}: {err}")
-        if peak["peak_bytes"] is None:
-            return Outcome(None, peak["reason"])
-        fits = peak["peak_bytes"] <= budget_bytes
-        return Outcome(fits, f"peak {peak['peak_bytes'] / 2**20:.4g} MiB", peak["peak_bytes"])
+            return _failed(err, on_gpu=arm.on_gpu)
+        return _on_device(peak["device"], budget_bytes) if arm.on_gpu else _on_host(peak, budget_bytes)
 
     return try_at
+
+
+def _failed(err: AttnbenchError, *, on_gpu: bool) -> Outcome:
+    """What a death says: that the memory which the budget is of was used up, or nothing about it."""
+    status = status_of(err)
+    if on_gpu and (status == "crashed" or OF_HOST.search(str(err))):
+        return Outcome(None, f"{status}, which says nothing of the GPU's memory: {err}")
+    return Outcome(False if status in ("oom", "crashed") else None, f"{status}: {err}")
+
+
+def _on_host(peak: Mapping[str, Any], budget_bytes: int) -> Outcome:
+    if peak["peak_bytes"] is None:
+        return Outcome(None, peak["reason"])
+    return Outcome(peak["peak_bytes"] <= budget_bytes, f"peak {_mib(peak['peak_bytes'])}", peak["peak_bytes"])
+
+
+def _on_device(peak: Mapping[str, Any], budget_bytes: int) -> Outcome:
+    """By what the calls took on the device; calls that took nothing beyond what was kept before fit any budget."""
+    words = (
+        "no growth on the device" if peak["peak_bytes"] is None else f"peak {_mib(peak['peak_bytes'])} on the device"
+    )
+    if peak["is_shared"]:
+        words += f", which others were on too ({peak['sharing']})"
+    return Outcome((peak["peak_bytes"] or 0) <= budget_bytes, words, peak["peak_bytes"])
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.4g} MiB"

@@ -70,6 +70,19 @@ class HostOnly(OnGpu):
             raise AttributeError
 
 
+class Grows(OnGpu):
+    '''Takes 64 KiB of the device for every token, until there is none.'''
+    name = "grows"
+
+    class session(OnGpu.session):
+        def bind(self, inputs):
+            call = super().bind(inputs)
+            CUDA.free = (1 << 30) - 65536 * self.lengths
+            if CUDA.free < 0:
+                raise RuntimeError("CUDA out of memory. Tried to allocate more than there is")
+            return call
+
+
 class Exclusive(OnGpu):
     '''On a GPU that admits one process; a worker holds it until it ends.'''
     name = "exclusive"

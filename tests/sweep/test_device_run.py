@@ -6,6 +6,7 @@ import pytest
 
 from attnbench import api
 from attnbench.records import Record
+from attnbench.report import decisions
 from attnbench.sweep import grid, runner
 from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
@@ -51,6 +52,27 @@ def test_memory_of_the_device_is_in_the_row(found: dict[str, Record]) -> None:
     assert found["on-gpu"].peak_device_bytes == 8 << 20
     assert "device_shared" not in found["on-gpu"].flags
     assert found["on-gpu"].facts["device_sharing"]  # NVML does not run here, so who shares it is not known
+
+
+def test_the_longest_t_is_found_in_the_memory_of_the_device(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = make_installer(tmp_path_factory.mktemp("plugins"), monkeypatch)
+    install(runtimes={"grows": "fake_gpu:Grows"}, modules={"fake_gpu": ON_GPU})
+    sweep = grid.validate(
+        {"variants": ("self",), "seq_lens": (16, 32), "num_heads": (2,), "head_dims": (8,), "baseline": "grows",
+         "runtimes": ("grows",), "options": ("grows:scope=device",), "time_budget_s": 60.0, "timeout_s": 20.0,
+         "threads": 1, "memory_budget_bytes": 8 << 20, "measure_frontier": True},
+        where="test",
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("runs") / "run"
+    runner.run(runner.prepare(sweep), RunDirectory.create(path), command="test", progress=Silent())
+    run = api.open_run(path)
+    (row,) = run.manifest["frontier"]
+    # 64 KiB a token beyond the 8 of the tiny call before: 8 MiB are 136 tokens, far below what the host has.
+    assert row["memory"] == "device"
+    assert 134 <= row["fits"] <= 136 < row["fails"] <= 139
+    assert f"8.00 MiB of device memory suffice for T = {row['fits']}" in decisions.frontier_line(row)
 
 
 def test_a_wrong_stream_fails_the_row_of_the_devices_clock_only(found: dict[str, Record]) -> None:

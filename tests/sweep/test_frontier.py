@@ -4,14 +4,14 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench import api, cli
-from attnbench.errors import InputError, WorkerTimeout
+from attnbench.errors import InputError, WorkerOutOfMemory, WorkerTimeout
 from attnbench.problem import Problem
 from attnbench.records import Record
 from attnbench.sweep import frontier, grid
@@ -128,11 +128,12 @@ def test_a_search_that_lacked_time_says_so_even_where_a_failure_is_known() -> No
 
 
 class FakeBench:
-    """Workers whose peak is 1,000 bytes per token; one may never answer."""
+    """Workers whose peak is 1,000 bytes per token; one may never answer, one may work on a GPU."""
 
-    def __init__(self, budget: int, *, hangs: bool = False) -> None:
+    def __init__(self, budget: int, *, hangs: bool = False, on_gpu: bool = False, dies: str = "") -> None:
         self.sweep = grid.validate({"memory_budget_bytes": budget, "measure_frontier": True}, where="test")
-        self.arms = [grid.Arm(exporter="torch", runtime="torch-sdpa")]
+        self.arms = [grid.Arm(exporter="torch", runtime="torch-sdpa", on_gpu=on_gpu)]
+        self.on_gpu, self.dies = on_gpu, dies
         self.waited: list[float] = []
         self.hangs = hangs
 
@@ -154,7 +155,13 @@ class FakeBench:
         if self.hangs:
             time.sleep(timeout_s)
             raise WorkerTimeout(f"no answer within {timeout_s} s")
-        return {"peak_bytes": 1000 * problem["q_len"], "reason": ""}
+        size_bytes = 1000 * problem["q_len"]
+        if self.dies and size_bytes > 8 << 20:
+            raise WorkerOutOfMemory(self.dies)
+        if not self.on_gpu:
+            return {"peak_bytes": size_bytes, "reason": ""}
+        device = {"peak_bytes": size_bytes, "is_shared": True, "sharing": "on the device before: process 7"}
+        return {"peak_bytes": 1 << 40, "reason": "", "device": device}
 
 
 def measured(bench: FakeBench, records: list[Record], *, left_s: float | None = None, done: Any = ()) -> list[Any]:
@@ -169,10 +176,54 @@ def measured(bench: FakeBench, records: list[Record], *, left_s: float | None = 
     )  # fmt: skip
 
 
-def sized(lengths: tuple[int, ...], heads: int = 8) -> list[Record]:
+def sized(lengths: tuple[int, ...], heads: int = 8, **fields: Any) -> list[Record]:
     return [
-        make_record(Problem.make(seq_len=t, num_heads=heads), "torch-sdpa", peak_host_bytes=1000 * t) for t in lengths
+        make_record(Problem.make(seq_len=t, num_heads=heads), "torch-sdpa", **{"peak_host_bytes": 1000 * t} | fields)
+        for t in lengths
     ]
+
+
+def on_device(*lengths: int) -> list[Record]:
+    return [row for t in lengths for row in sized((t,), device="cuda:0", peak_device_bytes=1000 * t)]
+
+
+def test_the_budget_of_an_arm_on_a_gpu_is_of_the_gpus_memory() -> None:
+    (row,) = measured(FakeBench(10 << 20, on_gpu=True), on_device(128, 256))
+    assert row["memory"] == "device"
+    assert row["fits"] <= 10_485 < row["fails"]
+    assert row["fails"] / row["fits"] <= 1.03
+    assert row["reason"].endswith("MiB on the device, which others were on too (on the device before: process 7)")
+
+
+def test_a_gpu_that_has_no_more_memory_than_that_is_the_frontier() -> None:
+    bench = FakeBench(1 << 30, on_gpu=True, dies="CUDA out of memory. Tried to allocate 2.00 GiB")
+    (row,) = measured(bench, on_device(128, 256))
+    assert row["fits"] <= (8 << 20) / 1000 < row["fails"]
+    assert row["reason"].startswith("oom: CUDA out of memory")
+
+
+def test_calls_that_take_nothing_more_of_the_gpu_fit() -> None:
+    outcome = frontier._on_device({"peak_bytes": None, "is_shared": False, "sharing": ""}, 1 << 20)
+    assert outcome == Outcome(True, "no growth on the device", None)
+
+
+def test_the_hosts_memory_says_nothing_of_the_gpus() -> None:
+    bench = FakeBench(1 << 30, on_gpu=True, dies="Unable to allocate 8.00 GiB for an array with shape (1, 4194304)")
+    (row,) = measured(bench, on_device(128, 256))
+    assert row["fails"] is None
+    assert "oom, which says nothing of the GPU's memory: Unable to allocate" in row["reason"]
+
+
+def test_two_clocks_of_an_arm_have_one_frontier() -> None:
+    bench = FakeBench(10 << 20, on_gpu=True)
+    bench.arms.append(replace(bench.arms[0], options=(("scope", "device"),)))
+    twins = [
+        row.model_copy(update={"arm": "torch-sdpa[scope=device]", "latency_scope": "device"})
+        for row in on_device(128, 256)
+    ]
+    assert [row["arm"] for row in measured(bench, [*on_device(128, 256), *twins])] == ["torch-sdpa"]
+    bench.arms.pop(0)
+    assert [row["arm"] for row in measured(bench, twins)] == ["torch-sdpa[scope=device]"]
 
 
 def test_an_arm_that_exceeds_the_budget_at_every_measured_length_is_searched_below() -> None:
