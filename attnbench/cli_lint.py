@@ -59,9 +59,7 @@ def run(params: Mapping[str, Any]) -> int:
     fail_on = params["fail_on"]
     if fail_on is not None and fail_on not in FAIL_ON:
         raise InputError(f"--fail-on must be {', '.join(FAIL_ON)}, got {fail_on!r}; write --fail-on unfused")
-    sarif = None if params["sarif"] is None else flags.parse_file_out(
-        "--sarif", params["sarif"], example="fusion.sarif"
-    )  # fmt: skip
+    sarif = _sarif(params["sarif"], path)
     options = _options(params)
     from attnbench.fusion.linter import lint
 
@@ -71,6 +69,20 @@ def run(params: Mapping[str, Any]) -> int:
     if code and not params["as_json"]:
         complain(_why(report))
     return code if sarif is None or _write_sarif(report, sarif) else code or BAD_FILE
+
+
+def _sarif(given: str | None, model: Path) -> Path | None:
+    """Where SARIF goes.
+
+    Raises:
+        InputError: no file can be there, or the model is.
+    """
+    if given is None:
+        return None
+    path = flags.parse_file_out("--sarif", given, example="fusion.sarif")
+    if path.exists() and path.samefile(model):
+        raise InputError(f"--sarif {given!r} is the model itself and would replace it; name another file")
+    return path
 
 
 def _options(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,6 +117,8 @@ def _why(report: "LintReport") -> str:
     bad = [region for region in report.regions if region.verdict in ("unfused", "refused")]
     if not report.regions:
         return "exit code 3: no attention was found, so nothing was judged"
+    if not any(region.verdict != "unknown" for region in report.regions):
+        return f"exit code 3: none of {len(report.regions)} attention regions could be judged; see the notes above"
     return f"exit code 1: {len(bad)} of {len(report.regions)} attention regions are not fused"
 
 

@@ -45,6 +45,29 @@ def test_a_model_is_linted_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [result["level"] for result in written["runs"][0]["results"]] == ["warning"]
 
 
+def test_sarif_never_replaces_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(b"a model")
+    Path("link.sarif").symlink_to("m.onnx")
+    for name in ("m.onnx", "./m.onnx", str(tmp_path / "m.onnx"), "link.sarif"):
+        assert main(["fusion", "--onnx", "m.onnx", "--sarif", name]) == 2
+        assert "is the model itself and would replace it; name another file" in capsys.readouterr().err
+    assert Path("m.onnx").read_bytes() == b"a model"
+
+
+def test_a_model_of_which_nothing_can_be_judged_is_not_called_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    onnx.save(encoder([Layer()]), tmp_path / "m.onnx")
+    assert main(["fusion", "--onnx", str(tmp_path / "m.onnx"), "--set", "seq=16", "--fail-on", "unfused"]) == 3
+    out, err = capsys.readouterr()
+    assert "cannot be told from planned memory" in " ".join(out.split())
+    assert "exit code 3: none of 1 attention regions could be judged" in err
+
+
 def test_text_fits_into_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
     onnx.save(encoder([Layer(inside=("softcap",), returned=True)]), tmp_path / "m.onnx")

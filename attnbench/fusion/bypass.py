@@ -7,7 +7,7 @@ from typing import Any
 from attnbench.fusion import groups, retype
 from attnbench.fusion.cut import MAIN
 from attnbench.fusion.model_edits import drop_unused, has_scalar, reached_from, take_out
-from attnbench.fusion.regions import ATTENTION, PRODUCTS
+from attnbench.fusion.operators import ATTENTION, PRODUCTS
 from attnbench.fusion.sized_graph import shapes_of
 from attnbench.fusion.written_out import as_one, written_out
 

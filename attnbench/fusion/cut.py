@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.fusion.regions import ATTENTION, Region
+from attnbench.fusion.operators import ATTENTION
+from attnbench.fusion.regions import Region
 from attnbench.fusion.sized_graph import SizedGraph
 
 MAIN = "y"  # the output of the last product

@@ -9,7 +9,7 @@ from typing import Any
 from attnbench.errors import printable
 from attnbench.fusion.lint_verdicts import Verdict
 
-FAILED, NOTHING_FOUND = 1, 3
+FAILED, NOTHING_JUDGED = 1, 3
 _SAID = {"fused": "fused", "unfused": "not fused", "refused": "refused",
          "unknown": "cannot be told from planned memory"}  # fmt: skip
 _WORDS_CHARS = 200
@@ -79,9 +79,9 @@ class LintReport:
     notes: tuple[str, ...] = ()
 
     def exit_code(self, fail_on: str | None = None) -> int:
-        """0; 1 where `fail_on` is `unfused` and an attention is not fused; 3 where there is no attention to judge."""
-        if not self.regions:
-            return NOTHING_FOUND
+        """0; 1 where `fail_on` is `unfused` and an attention is not fused; 3 where no attention could be judged."""
+        if all(region.verdict == "unknown" for region in self.regions):
+            return NOTHING_JUDGED
         is_bad = any(region.verdict in ("unfused", "refused") for region in self.regions)
         return FAILED if fail_on == "unfused" and is_bad else 0
 

@@ -42,14 +42,15 @@ def sizes_of(
     problems = problems_of(
         name, inputs, (), bind=follow, sizes={dim: (size,) for dim, size in fixed.items()}, shapes={}, seq_lens=seq_lens
     )
-    guessed = ", ".join(f"{dim}={fixed.get(dim) or follow[dim]}" for dim in left)
+    said = {**follow, **fixed}
+    guessed = ", ".join(f"{dim}={said[dim]}" for dim in left)
     notes = [f"assumed: {guessed}; say otherwise with --set NAME=8 or --bind NAME=T"] if left else []
     if not follow:
         notes.append("no size follows T: planned memory is compared with one matrix of scores")
     return LintSizes(
         sizes=[dict(problem.sizes) for problem in problems],
         shapes=[{name: list(shape) for name, shape in problem.input_shapes().items()} for problem in problems],
-        seq_lens=seq_lens, words=", ".join(f"{dim}={fixed.get(dim) or follow[dim]}" for dim in free) or "fixed sizes",
+        seq_lens=seq_lens, words=", ".join(f"{dim}={said[dim]}" for dim in free) or "fixed sizes",
         notes=tuple(notes),
     )  # fmt: skip
 

@@ -7,9 +7,10 @@ from typing import Any
 from attnbench import trt_compiler
 from attnbench.errors import UnsupportedError
 from attnbench.fusion import bypass
+from attnbench.fusion.branches import bodies, inner_softmaxes
 from attnbench.fusion.cut import Cut, cut
 from attnbench.fusion.regions import Region, find_regions
-from attnbench.fusion.sized_graph import load_structure, sized_graph
+from attnbench.fusion.sized_graph import BRANCHES, load_structure, sized_graph
 
 
 def cut_file(*, path: str, sizes: Sequence[Mapping[str, int]], folder: str) -> dict[str, Any]:
@@ -21,8 +22,8 @@ def cut_file(*, path: str, sizes: Sequence[Mapping[str, int]], folder: str) -> d
         folder: for the files.
 
     Returns:
-        regions: in the order of the file, each as `_told`; inner: softmaxes inside If, Loop and Scan, which are not
-        looked at.
+        regions: in the order of the file, each as `_told`; inner: softmaxes inside Loop and Scan, which are not
+        looked at; branches: how many If were written out.
 
     Raises:
         UnsupportedError: the regions at T are not those at 2T.
@@ -36,7 +37,9 @@ def cut_file(*, path: str, sizes: Sequence[Mapping[str, int]], folder: str) -> d
     for number, regions in enumerate(zip(*found, strict=True)):
         cuts = [cut(graph, region) for graph, region in zip(graphs, regions, strict=True)]
         told.append({"number": number, **_told(regions[0], cuts, Path(folder))})
-    return {"regions": told, "inner": _inner_softmaxes(structure.graph)}
+    inner = sum(inner_softmaxes(body) for node in structure.graph.node for _, body in bodies(node))
+    branches = next(int(entry.value) for entry in structure.metadata_props if entry.key == BRANCHES)
+    return {"regions": told, "inner": inner, "branches": branches}
 
 
 def _told(region: Region, cuts: Sequence[Cut | None], folder: Path) -> dict[str, Any]:
@@ -62,16 +65,6 @@ def _told(region: Region, cuts: Sequence[Cut | None], folder: Path) -> dict[str,
         name = known[0].names[int(change.node[1:])] if change.node else ""
         found["changes"].append({**change.as_dict(), "node": name})
     return found
-
-
-def _inner_softmaxes(graph: Any, is_inner: bool = False) -> int:
-    count = 0
-    for node in graph.node:
-        count += is_inner and node.op_type in ("Softmax", "Attention")
-        for attribute in node.attribute:
-            bodies = [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
-            count += sum(_inner_softmaxes(body, True) for body in bodies)
-    return count
 
 
 def compile_region(*, files: Sequence[str], changes: Sequence[str], arch: str, is_operator: bool) -> dict[str, Any]:

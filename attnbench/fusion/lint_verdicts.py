@@ -29,7 +29,7 @@ def verdict(planned: Sequence[int | None], scores: Sequence[int | None], passed:
     sizes = [size for size in scores if size is not None]
     if len(known) < len(planned):
         return "refused"
-    if not sizes or len(sizes) < len(scores):
+    if not sizes or len(sizes) < len(scores) or min(sizes) == 0:
         return "unknown"
     if len(sizes) > 1 and sizes[1] >= _SQUARE * sizes[0]:
         return "unfused" if known[1] - 2 * known[0] > 2 * _SHARE * sizes[0] else "fused"

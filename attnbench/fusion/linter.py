@@ -98,7 +98,7 @@ class _Linter:
             path=str(path), sha256=facts.sha256, archs=tuple(archs), sizes=self.at.words, seq_lens=self.at.seq_lens,
             compiler=f"{trt_compiler.PACKAGES[trt_compiler.RTX]} {versions[0] if versions else whole[0][1]}",
             regions=tuple(regions), whole=tuple(made for made, _ in whole),
-            notes=(*self.at.notes, *_notes(regions, [made for made, _ in whole], found["inner"])),
+            notes=(*self.at.notes, *_notes(regions, [made for made, _ in whole], found)),
         )  # fmt: skip
 
     def _judged(
@@ -210,7 +210,9 @@ def _whole_verdict(
     return made, answers[0]["version"]
 
 
-def _notes(regions: Sequence[RegionVerdict], wholes: Sequence[WholeVerdict], inner: int) -> list[str]:
+def _notes(
+    regions: Sequence[RegionVerdict], wholes: Sequence[WholeVerdict], told: Mapping[str, Any]
+) -> list[str]:  # fmt: skip
     """Where the two witnesses disagree, and what was not looked at."""
     found = []
     for whole in wholes:
@@ -226,6 +228,8 @@ def _notes(regions: Sequence[RegionVerdict], wholes: Sequence[WholeVerdict], inn
                 f"disagreement on {whole.arch}: not fused by itself: layer {', '.join(map(str, bad))}; but the whole "
                 "model plans memory that grows in proportion to T"
             )
-    if inner:
-        found.append(f"not looked at: {inner} softmax or Attention nodes inside If, Loop or Scan")
+    if told["branches"]:
+        found.append(f"both branches of {told['branches']} If were looked at, each as if it were taken")
+    if told["inner"]:
+        found.append(f"not looked at: {told['inner']} softmax or Attention nodes inside Loop or Scan")
     return found

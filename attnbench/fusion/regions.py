@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.fusion.operators import ATTENTION, PRODUCTS
 from attnbench.fusion.sized_graph import SizedGraph
 
-PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
-ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention",
-                       "PackedAttention", "DecoderMaskedMultiHeadAttention", "LongformerAttention"})  # fmt: skip
 _SOFTMAXES = frozenset({"Softmax", "Exp"})  # written out, it is an Exp between two products
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
 _BETWEEN = 24  # nodes on the way from a product to a softmax

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.fusion.branches import write_out_branches
+
 _SMALL_BYTES = 1024  # of a constant that is kept; larger ones are weights, whose values no verdict depends on
 _SMALL = 64  # elements of what is folded
 _ASKED_SHAPES = {"ConstantOfShape": 0, "Expand": 1}  # the input that says how large a result becomes
@@ -38,7 +40,9 @@ class SizedGraph:
 
 
 def load_structure(path: Path) -> Any:
-    """A model without the values of its large weights, which become inputs of the graph; functions written out.
+    """A model without the values of its large weights, which become inputs of the graph.
+
+    Functions and branches of `If` with attention in them are written out.
 
     Free dims of inputs without a name get `INPUT_dimAXIS`.
     """
@@ -49,6 +53,7 @@ def load_structure(path: Path) -> Any:
     if len(model.functions):
         model = inliner.inline_local_functions(model)
     graph, kept = model.graph, []
+    branches = write_out_branches(graph)
     for value in graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.dim_param and dim.dim_value <= 0:
@@ -69,10 +74,12 @@ def load_structure(path: Path) -> Any:
     graph.initializer.extend(kept)
     del graph.value_info[:]
     model.metadata_props.add(key=_WEIGHTS, value="\n".join(sorted(weights)))
+    model.metadata_props.add(key=BRANCHES, value=str(branches))
     return model
 
 
 _WEIGHTS = "attnbench.weights"
+BRANCHES = "attnbench.branches"  # how many `If` were written out
 
 
 def sized_graph(structure: Any, sizes: Mapping[str, int]) -> SizedGraph:

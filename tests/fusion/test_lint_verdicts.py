@@ -28,3 +28,7 @@ def test_scores_as_small_as_the_inputs_do_not_tell() -> None:
     assert verdict((90,), (100,), (50,)) == "unknown"
     assert verdict((90, 180), (100, 200), (50, 100)) == "unknown"
     assert verdict((90, 180), (None, None), (1, 1)) == "unknown"
+
+
+def test_an_empty_batch_has_no_scores_that_could_tell() -> None:
+    assert verdict((90, 180), (0, 0), (0, 0)) == "unknown"

@@ -168,6 +168,16 @@ def test_equal_neighbours_are_told_once() -> None:
     assert report.text().splitlines()[2:] == ["  layers 0-11 (0/Softmax .. 11/Softmax): fused [0.0 -> 0.0 MB]"]
 
 
+def test_exit_codes_say_whether_anything_was_judged() -> None:
+    assert [REPORT.exit_code(), REPORT.exit_code("unfused")] == [0, 1]
+    assert [FUSED.exit_code(), FUSED.exit_code("unfused")] == [0, 0]
+    assert [EMPTY.exit_code(), EMPTY.exit_code("unfused")] == [3, 3]
+    unknown = replace(REPORT, regions=(UNKNOWN, UNKNOWN))
+    assert [unknown.exit_code(), unknown.exit_code("unfused")] == [3, 3]
+    assert replace(REPORT, regions=(UNKNOWN, REPORT.regions[0])).exit_code("unfused") == 0
+    assert replace(REPORT, regions=(UNKNOWN, REPORT.regions[1])).exit_code("unfused") == 1
+
+
 def test_where_no_change_helps_it_is_said() -> None:
     unfused = replace(REPORT.regions[1], culprits=(), changes_tried=3)
     assert unfused.sentence() == "not fused; nothing that can be left out makes it fused (3 tried)"
