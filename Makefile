@@ -85,12 +85,13 @@ wheel-test: setup ## Build the wheel, install it in a clean environment, run a b
 	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
 	rm -rf build/wheel-test
 
-perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, the linter, then attnbench selftest
+perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, the linter, rows of a compiler, then attnbench selftest
 	$(BIN)/python -P tests/perf_startup.py
 	$(BIN)/python -P tests/perf_report.py
 	$(BIN)/python -P tests/perf_memory.py
 	$(BIN)/python -P tests/perf_deploy.py
 	$(BIN)/python -P tests/perf_lint.py
+	$(BIN)/python -P tests/perf_compile.py
 	$(BIN)/attnbench selftest $(ARGS)
 
 perf-diff: setup ## Show that runs of the same code do not differ: 11 quick runs, each beside the next (10 minutes)

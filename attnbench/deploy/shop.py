@@ -9,7 +9,8 @@ from attnbench.sweep.workers import ForkServer, ForkServers, Worker
 
 TASKS = "attnbench.sweep.tasks"  # of every worker
 WITH_TORCH = ("torch", "attnbench.torch_model")
-WITH_EXPORTERS = ("torch", "onnx", "onnxscript", "torch.onnx")  # what most of ours ask for: one import serves both
+# What most of ours ask for: one import serves both.
+WITH_EXPORTERS = ("torch", "onnx", "onnxscript", "torch.onnx", "attnbench.late_imports")
 # Loading a .pt2 imports torch._dynamo: 2 s, once instead of in every worker.
 PROGRAMS: dict[tuple[str, ...], tuple[str, ...]] = {("torch",): ("torch", "torch._dynamo")}
 TIMEOUT_S = 300.0  # of one question; exporting takes seconds, a runtime may compile for minutes

@@ -49,11 +49,7 @@ class Campaign:
         """Every group that is not done, then the extras."""
         finished = {r.problem_id for r in done}
         self.known_oom = self._known_oom(done)
-        began = time.monotonic()
-        self.progress.say("export and verify")
-        self.export_ahead(finished)
-        self.manifest["spent"]["export and verify"] = round(time.monotonic() - began, 2)
-        self._compile(finished)
+        self.prepare_files(finished)
         for index, problem in enumerate(self.problems):
             if problem.problem_id not in finished:
                 self._grid_group(index, problem)
@@ -64,6 +60,14 @@ class Campaign:
             self._refine()
         if self.bench.sweep.measure_frontier:
             self._measure_frontier()
+
+    def prepare_files(self, finished: Set[str]) -> None:
+        """Everything that comes before the first group: files, then what compilers say of them."""
+        began = time.monotonic()
+        self.progress.say("export and verify")
+        self.export_ahead(finished)
+        self.manifest["spent"]["export and verify"] = round(time.monotonic() - began, 2)
+        self._compile(finished)
 
     def export_ahead(self, finished: Set[str]) -> None:
         """Write files before they are needed, several at a time, for a share of the budget; the rest when needed."""

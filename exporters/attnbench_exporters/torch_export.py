@@ -38,7 +38,7 @@ class FromTorch:
 
     name: str
     opsets: tuple[int, ...]
-    preload = ("torch", "onnx", "onnxscript", "torch.onnx")
+    preload = ("torch", "onnx", "onnxscript", "torch.onnx", "attnbench.late_imports")
 
     def probe(self) -> Probe:
         """Are torch, onnx and onnxscript there and new enough?"""
