@@ -102,7 +102,8 @@ def bench(
         onnx: a model of your own instead of the built-in attention; it is copied, inspected and only then run.
         module: package.module:Class, a torch.nn.Module of your own, with `inputs`; judged by itself in float64.
         inputs: the TOML file that says what the module takes.
-        engine: an engine of TensorRT; refused where it cannot be run.
+        engine: an engine of TensorRT or TensorRT-RTX, alone or beside the `onnx` that it was compiled from, which then
+            judges it. An engine is code: open only those of people you trust.
         bind: free dim of the model -> what it is at T: `T`, `T/2`, `T+1`.
         sizes: free dim -> the size, or the sizes, to run at.
         shapes: input -> its shape, which gives the sizes of its free dims.
@@ -169,7 +170,9 @@ def _preparing(
 
     request = make_request({**asked, "seq_lens": given.get("seq_lens")})
     if request.save_outputs is not None:
-        outputs.refuse_unwritable(request.save_outputs, (request.onnx, request.inputs, request.load_inputs))
+        outputs.refuse_unwritable(
+            request.save_outputs, (request.onnx, request.engine, request.inputs, request.load_inputs)
+        )
     with prepare(request, sweep, given) as prepared:
         yield prepared
 

@@ -6,7 +6,7 @@ from attnbench import interpreters, plugins
 from attnbench.errors import InputError
 
 BARE_RUNTIME_EXPORTER = "torch"  # how an arm of a runtime that takes no file calls its exporter
-GIVEN_FILE = "file"  # the same of every arm of an ONNX file of the user
+GIVEN_FILES = ("file", "engine")  # the same of every arm of an ONNX file or an engine of the user
 
 
 def split_list(flag: str, given: Sequence[str] | None) -> list[str] | None:
@@ -69,6 +69,6 @@ def parse_arms(flag: str, given: Sequence[str] | None, *, is_file: bool = False)
         exporter, runtime = interpreters.split_arm(value)
         plugins.find("runtime", interpreters.base(runtime).partition("[")[0])
         name = exporter.partition("[")[0]
-        if name and name != (GIVEN_FILE if is_file else BARE_RUNTIME_EXPORTER):
+        if name and name not in (GIVEN_FILES if is_file else (BARE_RUNTIME_EXPORTER,)):
             plugins.find("exporter", name)
     return values

@@ -17,7 +17,7 @@ Module = Annotated[
 ]
 Inputs = Annotated[str | None, single("--inputs", help="TOML: what the module takes.", metavar="FILE", panel=MODEL)]
 Engine = Annotated[
-    str | None, single("--engine", help="A TensorRT plan: refused, says why.", metavar="FILE", panel=MODEL)
+    str | None, single("--engine", help="A TensorRT plan; code: trusted ones only.", metavar="FILE", panel=MODEL)
 ]
 Bind = Annotated[Lists, repeated("--bind", help="A free dim follows T: T, T/2, T+1.", metavar="NAME=T", panel=MODEL)]
 Set = Annotated[Lists, repeated("--set", help="A free dim has these sizes.", metavar="NAME=1,8", panel=MODEL)]
@@ -76,6 +76,8 @@ def arguments(params: Mapping[str, Any]) -> dict[str, Any]:
 def _check_which(params: Mapping[str, Any]) -> None:
     """One model, and what belongs to it."""
     which = [_FLAGS[name] for name in _WHICH if params[name] is not None]
+    if which == ["--onnx", "--engine"]:  # the file that the engine was compiled from
+        which = which[:1]
     if not which:
         beside = ", ".join(_FLAGS[name] for name in _BESIDE if params[name])
         raise InputError(f"{beside} is about a model of yours; name it with --onnx FILE, or --module and --inputs")

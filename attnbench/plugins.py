@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # importing it costs NumPy (0.1 s), which listing does not ne
 Kind = Literal["exporter", "runtime"]
 GROUPS: dict[Kind, str] = {"exporter": "attnbench.exporters", "runtime": "attnbench.runtimes"}
 # What a plan needs to know without importing.
-TRAITS = ("takes_artifact", "opt_in", "checks_only", "preload", "opsets", "options")
+TRAITS = ("takes_artifact", "opens_engines", "opt_in", "checks_only", "preload", "opsets", "options")
 DISTRIBUTION = "attnbench"
 PROBE_TIMEOUT_S = 10.0
 MAX_REASON_CHARS = 300

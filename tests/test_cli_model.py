@@ -116,10 +116,27 @@ def test_arms_of_a_file_are_file_at_a_runtime(run: Callable[..., Call], benched:
 
 
 def test_one_model_at_a_time(run: Callable[..., Call], onnx: Path) -> None:
-    told = refusal(run, "--onnx", onnx, "--engine", onnx)
-    assert "--onnx and --engine are different models; give one" in told
+    told = refusal(run, "--onnx", onnx, "--module", "a:B", "--inputs", onnx)
+    assert "--onnx and --module are different models; give one" in told
+    told = refusal(run, "--onnx", onnx, "--module", "a:B", "--engine", onnx)
+    assert "--onnx and --module and --engine are different models; give one" in told
     assert "--module and --inputs go together, got --module without --inputs" in refusal(run, "--module", "a:B")
     assert "got --inputs without --module" in refusal(run, "--onnx", onnx, "--inputs", onnx)
+
+
+def test_an_engine_goes_with_the_file_that_it_was_compiled_from(
+    run: Callable[..., Call], benched: dict[str, Any], onnx: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "m.plan"
+    plan.touch()
+    run("bench", "--onnx", str(onnx), "--engine", str(plan), "--require", "engine@tensorrt,file@ort-cpu")
+    assert {key: benched[key] for key in ("onnx", "engine", "require")} == {
+        "onnx": onnx, "engine": plan, "require": ["engine@tensorrt", "file@ort-cpu"]
+    }  # fmt: skip
+    benched.clear()
+    run("bench", "--engine", str(plan), "--baseline", "engine@tensorrt-rtx")
+    assert benched["engine"] == plan
+    assert "onnx" not in benched
 
 
 def test_sizes_without_a_model_are_refused(run: Callable[..., Call]) -> None:

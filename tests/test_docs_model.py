@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
+from attnbench_runtimes import cuda_driver
 from tests.conftest import Call
+from tests.runtimes.engine_rig import save_plan
 from tests.test_docs import options
 
 ROOT = Path(__file__).parents[1]
@@ -41,12 +43,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_commands_shown_plan_a_run(folder: Path, run: Callable[..., Call]) -> None:
-    assert len(COMMANDS) == 2
-    for command in COMMANDS:
+    commands = [command for command in COMMANDS if "--engine" not in command]
+    assert len(commands) == 2
+    for command in commands:
         code, out, err = run(*shlex.split(command), "--dry-run")
         assert (code, err) == (0, ""), command
         assert "T = 128, 256, 512, 1024" in out
         assert "predicted memory at least " in out
+
+
+def test_the_commands_with_an_engine_do_without_a_gpu_what_can_be_done(folder: Path, run: Callable[..., Call]) -> None:
+    if not cuda_driver.why_no_gpu():
+        pytest.skip("there is a GPU here, and no engine for it")
+    save_plan(folder / "encoder.plan", b"ftrt")
+    beside, alone = [command for command in COMMANDS if "--engine" in command]
+    code, out, err = run(*shlex.split(beside), "--dry-run")
+    assert (code, err) == (0, "")
+    assert [arm for arm in ("file@ort-cpu", "file@openvino", "engine@tensorrt") if arm in out.split()] == [
+        "file@ort-cpu", "file@openvino", "engine@tensorrt",
+    ]  # fmt: skip
+    code, out, err = run(*shlex.split(alone), "--dry-run")
+    assert (code, out) == (3, "")
+    assert "bench the ONNX file that it was compiled from with --onnx" in err
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from attnbench.analysis.model_dims import Models, following_note
 from attnbench.problem import DTYPE_BYTES, USUAL_MASK
 from attnbench.records import COMPILES_ONLY, Record, known_size
 
-GIVEN = "file"  # what an arm calls the exporter of a file that the user gave
+GIVEN = ("file", "engine")  # what an arm calls the exporter of what the user gave
 FLOAT64 = "float64"  # what judges the built-in attention and modules
 JUDGED_BY = "judged_by_"  # a flag of rows that an arm judged, its label behind it
 Conditions = tuple[str | None, int | None, str | None]  # device, threads, latency_scope
@@ -151,7 +151,7 @@ def judges_of(records: Iterable[Record]) -> list[str]:
     """
     rows = list(records)
     flags = Counter(flag for r in rows for flag in r.flags if flag.startswith(JUDGED_BY))
-    if flags or not any(r.model is not None and r.exporter == GIVEN for r in rows):
+    if flags or not any(r.model is not None and r.exporter in GIVEN for r in rows):
         return [flag.removeprefix(JUDGED_BY) for flag, _ in flags.most_common()]
     return [next((r.arm for r in rows if r.status == "ok"), "the first arm that runs")]
 
@@ -163,7 +163,7 @@ def judge_of(records: Iterable[Record]) -> str | None:
 
 def judge_of_row(record: Record) -> str | None:
     """What one row was compared with: `FLOAT64`, or the label of an arm; None: with nothing."""
-    if record.model is None or record.exporter != GIVEN:
+    if record.model is None or record.exporter not in GIVEN:
         return FLOAT64 if record.status in ("ok", "mismatch") else None
     return next((flag.removeprefix(JUDGED_BY) for flag in record.flags if flag.startswith(JUDGED_BY)), None)
 

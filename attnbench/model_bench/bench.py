@@ -12,6 +12,7 @@ from attnbench.inputs import INPUT_CLASSES
 from attnbench.interfaces import Artifact
 from attnbench.measure import numerics
 from attnbench.measure.determinism import PROPERTIES
+from attnbench.model_bench.engines import ENGINE
 from attnbench.model_bench.source import FOLDER, MEMORY_LIMIT_BYTES, Source
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.sweep.artifacts import artifact_as_dict
@@ -26,6 +27,7 @@ INPUTS_FILE = "inputs.npz"  # of --load-inputs, in the model's folder
 OUTPUTS = "outputs"  # folder of outputs that are kept, in artifacts/
 REFERENCE = "reference"
 _TASKS = "attnbench.model_bench.module_tasks"
+_FEWER_DIGITS = "; an engine that was compiled for fewer digits than its file (trtexec --fp16) differs by more"
 _NOT_ASKED = "asked of the built-in attention only"
 
 
@@ -50,7 +52,7 @@ class ModelBench(Bench):
 
     def server(self, kind: plugins.Kind, name: str) -> ForkServer:
         """The forkserver for a plug-in's workers; a file of the user needs none of an exporter."""
-        if kind == "exporter" and name == FILE:
+        if kind == "exporter" and name in (FILE, ENGINE):
             return self.servers.get(ALWAYS_PRELOADED)
         plugin, python = interpreters.split(name)
         if kind == "runtime" and not python and plugins.find(kind, plugin).builtin and "torch" in self._preload(name):
@@ -72,6 +74,8 @@ class ModelBench(Bench):
     def is_shape_static(self, problem: AnyProblem) -> bool:
         """Only a model of which one dim alone follows T can be called at a short T first, on drawn inputs."""
         assert isinstance(problem, ModelProblem)
+        if self.source.engine is not None:  # a short T may lie outside its profiles
+            return True
         return problem.bound is None or self.follows != 1 or self.has_inputs
 
     def exported(self, arm: Arm, problem: AnyProblem) -> Exported:
@@ -80,7 +84,7 @@ class ModelBench(Bench):
         Raises:
             AttnbenchError: as `Bench.exported`.
         """
-        if arm.exporter in (TORCH, FILE):
+        if arm.exporter in (TORCH, FILE, ENGINE):
             return self._as_it_is(arm, problem)
         found = super().exported(arm, problem)
         assert found is not None
@@ -88,9 +92,13 @@ class ModelBench(Bench):
 
     def _as_it_is(self, arm: Arm, problem: AnyProblem) -> Exported:
         source = self.source
+        file, opset, size_bytes = source.file, source.opset, source.size_bytes
+        if arm.exporter == ENGINE:
+            assert source.engine is not None
+            file, opset, size_bytes = source.engine.file, 0, source.engine.size_bytes
         artifact = Artifact(
-            path=source.path, exporter=arm.exporter, opset=source.opset, sha256=source.sha256[source.file],
-            size_bytes=source.size_bytes, problem=problem,
+            path=source.folder / file, exporter=arm.exporter, opset=opset, sha256=source.sha256[file],
+            size_bytes=size_bytes, problem=problem,
         )  # fmt: skip
         return Exported(artifact=artifact_as_dict(artifact), export_ms=None, verified="not exported by attnbench")
 
@@ -99,7 +107,7 @@ class ModelBench(Bench):
 
     def _export(self, exporter: str, opset: int, problem: AnyProblem) -> Exported:
         """The module, written by an exporter from its trace."""
-        if exporter in (TORCH, FILE):
+        if exporter in (TORCH, FILE, ENGINE):
             return self._as_it_is(Arm(exporter=exporter, runtime=""), problem)
         self.require_exporter(exporter)
         path = self.run_dir.path / "artifacts" / f"{exporter}-opset{opset or 'default'}-{problem.static_key()}.onnx"
@@ -137,9 +145,9 @@ class ModelBench(Bench):
         return {"rows": None, **found}
 
     def _file_reference(self, problem: ModelProblem) -> dict[str, Any]:
-        """The outputs of the first arm that gives some."""
+        """The outputs of the first arm that gives some; an engine judges only where nothing else does."""
         refused: dict[str, AttnbenchError] = {}
-        for arm in self.arms:
+        for arm in sorted(self.arms, key=lambda arm: arm.exporter == ENGINE):
             if arm.compiles_only or not self.runtime_probes[arm.runtime].available:
                 continue
             try:
@@ -181,6 +189,8 @@ class ModelBench(Bench):
         if judge is None or case.arm.compiles_only:
             return
         case.flags.append(f"{JUDGED_BY}{judge}")
+        if case.status == "mismatch" and case.arm.exporter == ENGINE and case.arm.label != judge:
+            case.reason = f"{case.reason[:850]}{_FEWER_DIGITS}"
         if case.arm.label == judge:
             if case.status == "mismatch":
                 case.reason = f"it does not give again what the others are compared with: {case.reason}"[:1000]

@@ -16,7 +16,9 @@ from attnbench.deploy.module_inputs import ModuleInputs
 from attnbench.deploy.shop import open_shop
 from attnbench.errors import InputError, RecordsError
 from attnbench.interfaces import Probe
+from attnbench.model_bench import engines
 from attnbench.model_bench.bench import FILE, INPUTS_FILE, ModelBench
+from attnbench.model_bench.engines import ENGINE
 from attnbench.model_bench.request import ModelRequest
 from attnbench.model_bench.runtimes import require_one
 from attnbench.model_bench.source import FOLDER, Source, restore, stage
@@ -27,8 +29,10 @@ from attnbench.sweep.model_arrays import array_shapes, load_arrays
 from attnbench.sweep.model_sizes import problems_of
 from attnbench.sweep.rundir import RunDirectory
 
-RUNTIMES = {"onnx": ("ort-cpu", "openvino"), "module": ("torch-eager", "ort-cpu", "openvino")}
-EXPORTERS = {"onnx": (FILE,), "module": ("onnx-decomposed", "onnx-attention")}
+RUNTIMES = {
+    "onnx": ("ort-cpu", "openvino"), "module": ("torch-eager", "ort-cpu", "openvino"), "engine": engines.RUNTIMES[:1]
+}  # fmt: skip
+EXPORTERS = {"onnx": (FILE,), "module": ("onnx-decomposed", "onnx-attention"), "engine": (ENGINE,)}
 # Of the built-in attention alone: a model says itself what it computes and at which sizes.
 NOT_OF_MODELS = (
     "preset", "part", "variants", "kv_lens", "q_lens", "batch_sizes", "num_heads", "head_dims", "dtypes", "masks",
@@ -54,7 +58,10 @@ def prepare(request: ModelRequest, sweep: str | Path | None, given: Mapping[str,
     settings = _sweep_of(request, sweep, given)
     with tempfile.TemporaryDirectory(prefix="attnbench-model-") as folder:
         with open_shop(settings.memory_limit_bytes) as shop:
-            source = stage(request, shop, Path(folder) / FOLDER, settings.seed)
+            source = stage(
+                request, shop, Path(folder) / FOLDER, settings.seed, runtimes=_filled(settings, request).runtimes,
+                device=settings.device,
+            )  # fmt: skip
         problems = _problems(request, source)
         if request.load_inputs is not None:
             problems = _with_inputs(request.load_inputs, problems, source.folder / INPUTS_FILE)
@@ -87,7 +94,7 @@ def _sweep_of(request: ModelRequest, sweep: str | Path | None, given: Mapping[st
             f"{', '.join(wrong)} is of the built-in attention, not of a model of yours; its sizes are set by bind, "
             "sizes and shapes"
         )
-    if request.kind == "onnx" and (given.get("exporters") or given.get("opset")):
+    if request.kind != "module" and (given.get("exporters") or given.get("opset")):
         raise InputError(
             "exporters and opset are for what is exported, and the model is a file already; leave them out"
         )
@@ -96,13 +103,14 @@ def _sweep_of(request: ModelRequest, sweep: str | Path | None, given: Mapping[st
         "name": "model", **{name: value for name, value in given.items() if name != "seq_lens"}
     }  # fmt: skip
     if "baseline" not in fields:
-        first = (given.get("runtimes") or RUNTIMES[kind])[0]
+        named = given.get("runtimes") or RUNTIMES[kind]
+        first = min(named, key=lambda name: kind == "onnx" and request.engine is not None and name in engines.RUNTIMES)
         exporter = (given.get("exporters") or EXPORTERS[kind])[0]
         fields["baseline"] = first if first.startswith("torch-") else f"{exporter}@{first}"
     return grid.validate(fields, where="bench of a model")
 
 
-def _filled(sweep: Sweep, kind: str) -> Sweep:
+def _filled(sweep: Sweep, request: ModelRequest) -> Sweep:
     """With the runtimes and exporters of a model where none are named: only what is named has to be there.
 
     The compiler is added only where it is asked for an architecture: what a model costs to compile nobody knows.
@@ -110,9 +118,10 @@ def _filled(sweep: Sweep, kind: str) -> Sweep:
     compilers = (
         (grid.DEFAULT_COMPILER,) if any(o.startswith(f"{grid.DEFAULT_COMPILER}:") for o in sweep.options) else ()
     )
-    usual = {
-        "runtimes": sweep.runtimes or (*RUNTIMES[kind], *compilers), "exporters": sweep.exporters or EXPORTERS[kind]
-    }  # fmt: skip
+    runtimes, exporters = RUNTIMES[request.kind], EXPORTERS[request.kind]
+    if request.kind == "onnx" and request.engine is not None:
+        runtimes, exporters = (*runtimes, *RUNTIMES["engine"]), (*exporters, ENGINE)
+    usual = {"runtimes": sweep.runtimes or (*runtimes, *compilers), "exporters": sweep.exporters or exporters}
     return sweep.model_copy(update=usual)
 
 
@@ -126,6 +135,8 @@ def _problems(request: ModelRequest, source: Source) -> list[ModelProblem]:
         source.name, source.inputs, source.outputs, bind=request.bind, sizes=request.sizes, shapes=shapes,
         seq_lens=request.seq_lens,
     )  # fmt: skip
+    if source.engine is not None:
+        source.engine.refuse_outside(found)
     if source.module is not None:
         _refuse_outside(ModuleInputs.model_validate_json(source.module["inputs"]), found)
     if request.save_outputs is not None and len(found) > 1:
@@ -180,8 +191,9 @@ def _prepared(
     request: ModelRequest, sweep: Sweep, source: Source, problems: list[ModelProblem], started_s: float
 ) -> runner.Prepared:
     found: list[AnyProblem] = list(problems)
-    filled = _filled(sweep, request.kind)
-    prepared = runner.prepare_arms(filled, found, _exporter_probes(request, filled), started_s)
+    filled = _filled(sweep, request)
+    runs = engines.opens if request.kind == "onnx" and request.engine is not None else None
+    prepared = runner.prepare_arms(filled, found, _exporter_probes(request, filled), started_s, runs=runs)
     require_one(prepared.runtime_probes, request.kind)
     as_labels = {"baseline": prepared.sweep.baseline, "require": prepared.sweep.require}
     prepared.sweep = sweep = sweep.model_copy(update=as_labels)
@@ -200,8 +212,8 @@ def _prepared(
 
 
 def _exporter_probes(request: ModelRequest, sweep: Sweep) -> dict[str, Probe]:
-    if request.kind == "onnx":
-        return {FILE: Probe(available=True, version="")}
+    if request.kind != "module":
+        return {name: Probe(available=True, version="") for name in sweep.exporters}
     for name in sweep.exporters:
         plugins.find("exporter", name)
     return dict(plugins.probe_all("exporter", sweep.exporters))
@@ -211,10 +223,17 @@ def _notices(source: Source, problem: ModelProblem) -> Iterator[str]:
     """What a reader has to know of the inputs and of the judge."""
     yield "the time of a model is not known before it runs: the prediction is a guess"
     integers = [tensor for tensor in problem.inputs if tensor.dtype.startswith("int")]
-    if integers and source.kind == "onnx" and not problem.inputs_sha256:
+    if integers and source.kind != "module" and not problem.inputs_sha256:
         ranges = ", ".join(f"{tensor.name} from {tensor.least} to {tensor.most}" for tensor in integers)
         yield f"integer inputs are drawn evenly: {ranges}; --load-inputs FILE.npz gives others"
-    if source.kind == "onnx":
+    if source.engine is not None and source.engine.why_unread:
+        yield f"the engine was not opened, so its sizes were not compared: {source.engine.why_unread}"
+    if source.kind == "engine":
+        yield (
+            "an engine alone has nothing that it is compared with; with --onnx FILE, from which it was compiled, other "
+            "runtimes judge it"
+        )
+    elif source.kind == "onnx":
         yield (
             "a file has no float64 reference: arms are compared with the first that runs it, which says that they "
             "agree and not that they are right"

@@ -1,12 +1,11 @@
 """What a user asks of a bench of their own model, as the manifest keeps it."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from attnbench.errors import InputError, UnavailableError, UnsupportedError
+from attnbench.errors import InputError
 
 
 class ModelRequest(BaseModel):
@@ -15,6 +14,7 @@ class ModelRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     onnx: Path | None = None
+    engine: Path | None = None  # compiled from `onnx`, where both are given
     module: str | None = None  # package.module:Class
     inputs: Path | None = None  # of a module: inputs.toml
     bind: dict[str, str] = {}  # free dim -> T, T/2, ...
@@ -26,21 +26,24 @@ class ModelRequest(BaseModel):
 
     @model_validator(mode="after")
     def _names_one_model(self) -> "ModelRequest":
-        if (self.onnx is None) == (self.module is None):
-            raise ValueError("name one model: onnx=FILE, or module=PKG.MODULE:CLASS with inputs=FILE")
+        if (self.onnx is None and self.engine is None) == (self.module is None):
+            raise ValueError(
+                "name one model: onnx=FILE, engine=FILE, both where the engine was compiled from the file, or "
+                "module=PKG.MODULE:CLASS with inputs=FILE"
+            )
         if (self.module is None) != (self.inputs is None):
             raise ValueError("module and inputs go together: inputs is the TOML file of what the module takes")
         return self
 
     @property
-    def kind(self) -> Literal["onnx", "module"]:
-        """What the model is."""
-        return "onnx" if self.module is None else "module"
+    def kind(self) -> Literal["onnx", "module", "engine"]:
+        """What the model is; an engine beside a file is one more arm of the file."""
+        return "module" if self.module is not None else "onnx" if self.onnx is not None else "engine"
 
 
 def is_asked(given: dict[str, Any]) -> bool:
     """Is one of the arguments about a model of the user?"""
-    return any(given.get(name) for name in (*ModelRequest.model_fields, "engine") if name != "seq_lens")
+    return any(given.get(name) for name in ModelRequest.model_fields if name != "seq_lens")
 
 
 def make_request(given: dict[str, Any]) -> ModelRequest:
@@ -48,13 +51,9 @@ def make_request(given: dict[str, Any]) -> ModelRequest:
 
     Raises:
         InputError: they contradict each other.
-        UnavailableError: an engine of TensorRT is asked for, and TensorRT is not installed.
-        UnsupportedError: an engine of TensorRT is asked for, and it is.
     """
     from pydantic import ValidationError
 
-    if (engine := given.get("engine")) is not None:
-        refuse_engine(Path(engine))
     fields = {name: given[name] for name in ModelRequest.model_fields if given.get(name) is not None}
     fields["sizes"] = {dim: (at,) if isinstance(at, int) else tuple(at) for dim, at in fields.get("sizes", {}).items()}
     try:
@@ -63,21 +62,3 @@ def make_request(given: dict[str, Any]) -> ModelRequest:
         first = err.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(f"{where + ': ' if where else ''}{first['msg'].removeprefix('Value error, ')}") from err
-
-
-def refuse_engine(path: Path) -> None:
-    """Engines are run by TensorRT, on the GPU for which they were compiled.
-
-    Raises:
-        UnavailableError: TensorRT is not installed.
-        UnsupportedError: it is; no runtime of attnbench opens engines.
-    """
-    if importlib.util.find_spec("tensorrt") is None:
-        raise UnavailableError(
-            f"--engine {str(path)!r} needs TensorRT and an NVIDIA GPU, and the package tensorrt is not installed; "
-            "bench the ONNX file that it was compiled from with --onnx"
-        )
-    raise UnsupportedError(
-        f"--engine {str(path)!r}: no runtime of attnbench opens engines of TensorRT; bench the ONNX file that it was "
-        "compiled from with --onnx, and the engine with trtexec --loadEngine"
-    )

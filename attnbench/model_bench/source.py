@@ -1,9 +1,9 @@
-"""The model itself: copied or traced into a folder of its own before anything runs it, and found there again."""
+"""The model itself: copied, read or traced into a folder of its own before anything runs it, and found there again."""
 
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from attnbench.deploy.module_inputs import cases_of, read_inputs
 from attnbench.deploy.shop import WITH_EXPORTERS, Shop
 from attnbench.errors import InputError, RecordsError, UntrustedModelError
 from attnbench.files import write_bytes
+from attnbench.model_bench.engines import StagedEngine, stage_engine
 from attnbench.model_bench.request import ModelRequest
 from attnbench.model_problem import ANY_RANK, DTYPES, FLOATS, ModelProblem, TensorSpec
 from attnbench.untrusted import ModelFacts, Value
@@ -24,12 +25,12 @@ MEMORY_LIMIT_BYTES = 16 << 30  # of a worker that loads a file from elsewhere, u
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A model whose files lie in `folder`: an ONNX file with its data, or a traced module."""
+    """A model whose files lie in `folder`: an ONNX file with its data, a traced module, an engine."""
 
     folder: Path
-    kind: str  # onnx, module
+    kind: str  # onnx, module, engine
     name: str
-    file: str  # in the folder: the .onnx, or the program
+    file: str  # in the folder: the .onnx, the program, or the engine
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     precision: str  # the coarsest dtype of weights; of a module: of its tensors
@@ -37,6 +38,7 @@ class Source:
     size_bytes: int  # data beside the file included
     sha256: Mapping[str, str]  # of every file in the folder
     module: Mapping[str, Any] | None = None  # what a worker needs to run the module again
+    engine: StagedEngine | None = None  # compiled from the file, or alone
 
     @property
     def path(self) -> Path:
@@ -47,7 +49,9 @@ class Source:
         """What the manifest keeps."""
         problem = ModelProblem(name=self.name, inputs=self.inputs, outputs=self.outputs).as_dict()
         same = ("kind", "name", "file", "precision", "opset", "size_bytes", "sha256", "module")
-        return {name: getattr(self, name) for name in same} | {key: problem[key] for key in ("inputs", "outputs")}
+        engine = None if self.engine is None else self.engine.as_dict()
+        tensors = {key: problem[key] for key in ("inputs", "outputs")}
+        return {name: getattr(self, name) for name in same} | tensors | {"engine": engine}
 
     def moved_to(self, folder: Path) -> "Source":
         """The same with its files in another folder, which must not exist yet.
@@ -64,23 +68,33 @@ class Source:
         return replace(self, folder=folder)
 
 
-def stage(request: ModelRequest, shop: Shop, folder: Path, seed: int) -> Source:
-    """Bring the model into a folder: a file from elsewhere is copied and inspected, a module run and traced.
+def stage(
+    request: ModelRequest, shop: Shop, folder: Path, seed: int, *, runtimes: Sequence[str] = (), device: str = "auto"
+) -> Source:
+    """Bring the model into a folder: a file is copied and inspected, an engine copied and opened, a module traced.
 
     Args:
         request: names the model.
         shop: of workers with a memory limit; in them all of it is done.
         folder: that does not exist yet.
         seed: of a module's weights that no file gives, and of its inputs.
+        runtimes: of the run; the first that opens engines opens one.
+        device: of the run.
 
     Raises:
         UntrustedModelError: the file is refused before a runtime sees it.
         AttnbenchError: what is wrong with the module, with the line.
-        InputError: a tensor that cannot be bound.
+        InputError: a tensor that cannot be bound, or an engine of another model than the file.
     """
-    source = (
-        _stage_file(request, shop, folder) if request.kind == "onnx" else _stage_module(request, shop, folder, seed)
-    )
+    if request.kind == "engine":
+        folder.mkdir(mode=0o700)
+        source = _alone(_stage_engine(request, shop, folder, runtimes, device), folder)
+    elif request.kind == "module":
+        source = _stage_module(request, shop, folder, seed)
+    else:
+        source = _stage_file(request, shop, folder)
+        if request.engine is not None:
+            source = _beside(source, _stage_engine(request, shop, folder, runtimes, device))
     write_bytes(folder / _FACTS, json.dumps(source.facts(), indent=1).encode())
     return source
 
@@ -102,7 +116,39 @@ def restore(folder: Path, facts: Mapping[str, Any]) -> Source:
         {"name": facts["name"], "inputs": facts["inputs"], "outputs": facts["outputs"], "sizes": {}}
     )
     same = ("kind", "name", "file", "precision", "opset", "size_bytes", "sha256", "module")
-    return Source(folder=folder, inputs=model.inputs, outputs=model.outputs, **{name: facts[name] for name in same})
+    engine = None if facts.get("engine") is None else StagedEngine.from_dict(facts["engine"])
+    return Source(
+        folder=folder, inputs=model.inputs, outputs=model.outputs, engine=engine, **{name: facts[name] for name in same}
+    )
+
+
+def _stage_engine(
+    request: ModelRequest, shop: Shop, folder: Path, runtimes: Sequence[str], device: str
+) -> StagedEngine:
+    assert request.engine is not None
+    is_alone = request.kind == "engine"
+    return stage_engine(request.engine, shop, folder, runtimes=runtimes, device=device, is_alone=is_alone)
+
+
+def _alone(engine: StagedEngine, folder: Path) -> Source:
+    """An engine that says itself what it takes and gives."""
+    assert engine.facts is not None
+    return Source(
+        folder=folder, kind="engine", name=engine.name, file=engine.file, inputs=engine.facts.inputs,
+        outputs=engine.facts.outputs, precision="", opset=0, size_bytes=engine.size_bytes, sha256=_digests(folder),
+        engine=engine,
+    )  # fmt: skip
+
+
+def _beside(source: Source, engine: StagedEngine) -> Source:
+    """A file with the engine that was compiled from it.
+
+    Raises:
+        InputError: the engine has other inputs or outputs.
+    """
+    if engine.facts is not None:
+        engine.facts.require_same(source.inputs, source.outputs)
+    return replace(source, engine=engine, sha256=_digests(source.folder))
 
 
 def _stage_file(request: ModelRequest, shop: Shop, folder: Path) -> Source:

@@ -88,7 +88,7 @@ def _what_ran(r: Record) -> Iterator[str]:
     else:
         opset = "" if r.opset is None else f", opset {r.opset}"
         kept = f"{text.fmt_bytes(r.artifact_bytes)}, sha256 {r.artifact_sha256[:12]}..."
-        file = "the file as it was given" if r.exporter == GIVEN else f"the file of {r.exporter}"
+        file = f"the {r.exporter} as it was given" if r.exporter in GIVEN else f"the file of {r.exporter}"
         yield f"{r.runtime}{version} took {file}{opset}, {kept}."
         if r.artifact_verified:
             yield f"The file itself was tried: {r.artifact_verified}."

@@ -59,6 +59,22 @@ def snapshot_files(folder: Path, names: Iterable[str], into: Path, *, max_bytes:
         left -= target.stat().st_size
 
 
+def snapshot_file(path: Path, to: Path, *, max_bytes: int = MAX_BYTES) -> None:
+    """Copy one file that the user named; what it holds is not looked at.
+
+    Args:
+        path: of the file; links to it are followed.
+        to: of the copy, in a folder of this user alone; it must not exist.
+        max_bytes: of the file.
+
+    Raises:
+        UntrustedModelError: it cannot be read, is no plain file, or has more bytes than that.
+        OSError: the copy cannot be written.
+    """
+    with open_named(path) as file:
+        _copy(file, to, max_bytes)
+
+
 def _copy(file: BinaryIO, to: Path, max_bytes: int) -> None:
     left = max_bytes
     with to.open("xb") as target:

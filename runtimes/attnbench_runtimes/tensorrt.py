@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench import trt_compiler
-from attnbench.errors import UnsupportedError
+from attnbench.errors import UnavailableError, UnsupportedError
 from attnbench.interfaces import UNKNOWN, Artifact, CompiledFacts, Probe, Settings, Support
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import Problem
@@ -205,12 +205,13 @@ class TensorrtRtx(TensorrtRuntime):
         """Compile a model of the user for these sizes.
 
         Raises:
-            UnsupportedError: as `compile`, or the file is an engine, or none of ONNX.
+            UnsupportedError: as `compile`, or the file is none of ONNX.
+            UnavailableError: it is an engine, and there is no GPU to run it on.
         """
         from attnbench_runtimes import tensorrt_plans
 
         if tensorrt_plans.is_plan(artifact.path):
-            raise UnsupportedError(f"{self.name} runs nothing here, and an engine is compiled already")
+            raise UnavailableError(f"{self.name} runs nothing here, and an engine is compiled already")
         binding.require_onnx(self.name, artifact)
         made = compiled(self, problem, artifact, self._asked(settings), tf32=is_tf32(settings))
         why = "which attention of a file is fused is what attnbench fusion --onnx FILE says"

@@ -27,7 +27,7 @@ class Engines:
         self.runtime, self.settings = runtime, settings
         self.trt = trt_compiler.load_module(runtime.module)
         self.log = trt_compiler.new_log(self.trt)
-        self._loader = self.trt.Runtime(self.log)
+        self._loader = loader_of(self.trt, self.log)
         self.device_name = cuda_driver.device_name(cuda_driver.device_index(settings.device, runtime.name))
         self.build_ms: float | None = None  # None: nothing was compiled here
         self.told: dict[str, Any] = {}  # for the report
@@ -42,7 +42,7 @@ class Engines:
         raise NotImplementedError
 
     def loaded(self, blob: bytes) -> Any:
-        """An engine on the GPU. Code of the host that one may carry stays disallowed, as it is unless asked.
+        """An engine on the GPU.
 
         Raises:
             UnsupportedError: NVIDIA refuses it; its words.
@@ -117,6 +117,13 @@ class CompiledEngines(Engines):
             files.write_bytes(path, made.engine)
             files.write_bytes(timing, made.timing_cache)
         return made.engine
+
+
+def loader_of(trt: Any, log: Any) -> Any:
+    """What opens engines; code for the host that one may carry is not allowed."""
+    found = trt.Runtime(log)
+    found.engine_host_code_allowed = False
+    return found
 
 
 def cache_folder() -> Path:

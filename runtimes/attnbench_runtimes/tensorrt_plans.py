@@ -12,6 +12,7 @@ from attnbench.engine_facts import EngineFacts, Range
 from attnbench.errors import InputError, UnavailableError, UnsupportedError
 from attnbench.model_problem import TensorSpec
 from attnbench_runtimes import cuda_buffers, cuda_driver
+from attnbench_runtimes.tensorrt_engines import loader_of
 
 NAMES = {trt_compiler.TRT: "TensorRT", trt_compiler.RTX: "TensorRT-RTX"}
 # The first four bytes, and the module that wrote them: TensorRT's are what its trtexec looks for, TensorRT-RTX's what
@@ -90,7 +91,7 @@ def read(path: Path, device: str, *, module: str, runtime: str, why_not_run: str
         raise UnavailableError(f"{str(path)!r} opens on the GPU that it was compiled for only: {why_not_run}; {way}")
     with cuda_buffers.opened(cuda_driver.device_index(device, runtime)):
         log = trt_compiler.new_log(trt)
-        engine = trt.Runtime(log).deserialize_cuda_engine(path.read_bytes())
+        engine = loader_of(trt, log).deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             raise UnsupportedError(
                 f"{runtime} {trt.__version__} does not open {str(path)!r}, which was compiled by {version}: "

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from attnbench import api, trt_compiler
-from attnbench.errors import UnsupportedError
+from attnbench.errors import UnavailableError, UnsupportedError
 from attnbench.interfaces import Artifact, Settings
 from attnbench.model_bench.prepare import _filled
+from attnbench.model_bench.request import ModelRequest
 from attnbench.model_problem import ModelProblem, TensorSpec
 from attnbench.sweep import compile_task
 from attnbench.sweep.artifacts import artifact_as_dict
@@ -85,12 +86,15 @@ def test_a_module_is_compiled_from_what_the_exporters_wrote(tmp_path: Path, monk
     }  # fmt: skip
 
 
+FILE = ModelRequest(onnx=Path("m.onnx"))
+
+
 def test_the_compiler_is_added_where_an_architecture_is_asked_and_not_else() -> None:
-    assert _filled(Sweep(), "onnx").runtimes == ("ort-cpu", "openvino")
+    assert _filled(Sweep(), FILE).runtimes == ("ort-cpu", "openvino")
     asked = Sweep(options=("tensorrt-rtx:arch=sm120",))
-    assert _filled(asked, "onnx").runtimes == ("ort-cpu", "openvino", "tensorrt-rtx")
+    assert _filled(asked, FILE).runtimes == ("ort-cpu", "openvino", "tensorrt-rtx")
     named = Sweep(runtimes=("ort-cpu",), options=("tensorrt-rtx:arch=sm120",))
-    assert _filled(named, "onnx").runtimes == ("ort-cpu",)
+    assert _filled(named, FILE).runtimes == ("ort-cpu",)
 
 
 X = TensorSpec(name="x", dtype="fp32", dims=("b", 4))
@@ -110,7 +114,7 @@ def asked(path: Path, runtime: str) -> dict[str, Any]:
 
 
 def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="runs nothing here, and an engine is compiled already"):
+    with pytest.raises(UnavailableError, match="runs nothing here, and an engine is compiled already"):
         compile_task.compile_file(**asked(save_plan(tmp_path / "m.plan"), "tensorrt-rtx"))
 
 

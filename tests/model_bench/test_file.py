@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from attnbench import api
-from attnbench.errors import InputError, RecordsError, UnavailableError, UntrustedModelError
+from attnbench.errors import InputError, RecordsError, UntrustedModelError
 from attnbench.model_bench.bench import file_limits
 from attnbench.model_bench.source import Source
 from attnbench.model_problem import ModelProblem, TensorSpec
@@ -305,12 +305,6 @@ def test_a_model_that_cannot_be_moved_to_another_disk_says_why(tmp_path: Path, m
     )  # fmt: skip
     with pytest.raises(InputError, match=r"cannot be written to '.*run': .*is a named pipe.*; make room there"):
         source.moved_to(tmp_path / "run")
-
-
-def test_an_engine_is_refused_where_no_tensorrt_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"'m\.plan' needs TensorRT .*--onnx"):
-        api.bench(engine="m.plan", out=tmp_path / "run")
 
 
 def test_a_plan_writes_nothing_and_says_the_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

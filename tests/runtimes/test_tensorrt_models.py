@@ -13,6 +13,7 @@ from attnbench.errors import InputError, NotRunError, UnavailableError, Unsuppor
 from attnbench.interfaces import Artifact, Settings
 from attnbench.model_problem import ModelProblem, TensorSpec
 from attnbench_runtimes import cuda_driver, tensorrt
+from attnbench_runtimes.tensorrt_engines import loader_of
 from tests.runtimes.binding_doubles import rtx
 from tests.runtimes.engine_rig import EngineRig, header, save_plan
 
@@ -143,6 +144,17 @@ def test_an_engine_of_another_model_is_refused(rig: EngineRig, tmp_path: Path) -
         tensorrt.TensorrtRtx().load_model(MODEL, artifact(plan(tmp_path)), GPU),
     ):
         pass
+
+
+def test_code_for_the_host_that_an_engine_carries_is_not_allowed() -> None:
+    trt = rtx()
+    found = loader_of(trt, trt_compiler.new_log(trt))
+    assert type(found) is trt.Runtime
+    assert found.engine_host_code_allowed is False
+    opened = loader_of(
+        type("Open", (), {"Runtime": lambda log: type("R", (), {"engine_host_code_allowed": True})()}), None
+    )
+    assert opened.engine_host_code_allowed is False
 
 
 def test_nvidias_own_words_say_why_an_engine_does_not_open(rig: EngineRig, tmp_path: Path) -> None:
