@@ -58,7 +58,7 @@ def fusion(
     A graph is fused where it builds and the device memory that the compiler plans grows linearly with T. The second
     witness is a strict build of the Attention node; where the two differ, it is shown. With --onnx: is every attention
     of a model fused, and if not, without what would it be? Exit code 1: a worker failed, or --fail-on. 3: tensorrt-rtx
-    is not installed, or the model has no attention.
+    is not installed, or no attention of the model could be judged.
     """
     if cli_lint.is_asked(context.params):
         return cli_lint.run(context.params)

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -66,6 +68,25 @@ def test_a_model_of_which_nothing_can_be_judged_is_not_called_good(
     out, err = capsys.readouterr()
     assert "cannot be told from planned memory" in " ".join(out.split())
     assert "exit code 3: none of 1 attention regions could be judged" in err
+
+
+def test_the_line_that_ci_is_told_to_run_does_what_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
+    page = (Path(__file__).parents[1] / "docs" / "ci.md").read_text(encoding="utf-8").replace("\n    --", " --")
+    (line,) = re.findall(r"^ *attnbench (fusion --onnx .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    Path("build").mkdir()
+    Path("models").mkdir()
+    onnx.save(encoder([Layer(), Layer(inside=("softcap",))]), "models/encoder.onnx")
+    assert main(shlex.split(line)) == 1
+    assert "1 of 2 attention regions are not fused" in capsys.readouterr().err
+    (run,) = json.loads(Path("build/fusion.sarif").read_text(encoding="utf-8"))["runs"]
+    (result,) = run["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "models/encoder.onnx"
+    assert "without `Tanh` (softcap) it is" in result["message"]["text"]
+    assert (re.findall(r"sarif_file: (\S+)", page), line.split()[-2]) == (["build/fusion.sarif"], "build/fusion.sarif")
 
 
 def test_text_fits_into_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

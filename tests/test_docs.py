@@ -23,7 +23,7 @@ def options() -> dict[str, set[str]]:
 def test_every_command_shown_has_these_flags() -> None:
     known = options()
     text = re.sub(r"\n    --", " --", CI)  # the folded lines of YAML
-    lines = re.findall(r"^[\s-]*(attnbench (?:bench|diff|convert|report) .*)$", text, re.MULTILINE)
+    lines = re.findall(r"^[\s-]*(attnbench (?:bench|diff|convert|report|fusion) .*)$", text, re.MULTILINE)
     assert len(lines) >= 5
     for line in lines:
         _, command, *words = shlex.split(line)
