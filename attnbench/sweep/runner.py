@@ -208,10 +208,7 @@ def _measure_machine(
     bench: Bench, manifest: dict[str, Any], problems: Sequence[AnyProblem], progress: Progress
 ) -> None:
     """The harness's own cost by the null runtime, and the machine peak of every dtype."""
-    for kind, probes in (("runtime", bench.runtime_probes), ("exporter", bench.exporter_probes)):
-        for name, probe in probes.items():
-            if probe.available:
-                bench.server(kind, name)  # type: ignore[arg-type]  # starts importing while the rest goes on
+    _start_importing(bench)
     for name, probe in elsewhere.check_interpreters(bench).items():
         manifest["runtimes"][name] = _probe_row(probe)
     progress.say("harness overhead")
@@ -228,6 +225,17 @@ def _measure_machine(
     if manifest["machine_bandwidth"] is None:
         manifest["notices"].append("the memory bandwidth was not measured: logs/machine-bandwidth.log says why")
     bench.run_dir.write_manifest(manifest)
+
+
+def _start_importing(bench: Bench) -> None:
+    """Begin what the arms' workers import, while the rest goes on; five seconds of torch and ONNX where one exports."""
+    exporters = {arm.exporter for arm in bench.arms}
+    for name, probe in bench.runtime_probes.items():
+        if probe.available:
+            bench.server("runtime", name)
+    for name, probe in bench.exporter_probes.items():
+        if probe.available and name in exporters:
+            bench.server("exporter", name)
 
 
 def _harness_problem(problems: Sequence[AnyProblem]) -> Problem:

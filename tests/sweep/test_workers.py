@@ -1,5 +1,7 @@
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,11 @@ from attnbench.errors import (
     ProblemError,
     WorkerError,
 )
+from attnbench.interfaces import Probe
 from attnbench.measure import environment
+from attnbench.sweep import runner
 from attnbench.sweep.bench import ALWAYS_PRELOADED
+from attnbench.sweep.grid import Arm
 from attnbench.sweep.workers import ForkServer, ForkServers, ReportedError, Worker, as_exception
 
 
@@ -71,3 +76,16 @@ def test_a_task_of_a_layer_above_is_named_by_its_module(servers: ForkServers) ->
 def test_bad_input_that_a_worker_finds_is_bad_input_to_the_user(servers: ForkServers) -> None:
     with Worker(servers.get(ALWAYS_PRELOADED)) as worker, pytest.raises(InputError, match="no target 'abacus'"):
         worker.ask("attnbench.deploy.targets:find_target", timeout_s=30.0, name="abacus")
+
+
+def test_only_what_the_arms_need_is_imported_ahead() -> None:
+    started: list[tuple[str, str]] = []
+    probe = Probe(available=True, version="1")
+    bench: Any = SimpleNamespace(
+        arms=[Arm(exporter="torch", runtime="torch-sdpa"), Arm(exporter="onnx-contrib", runtime="ort-cpu")],
+        runtime_probes={"torch-sdpa": probe, "ort-cpu": probe, "ort-cuda": Probe(available=False, reason="no driver")},
+        exporter_probes={"onnx-contrib": probe, "onnx-attention": probe},
+        server=lambda kind, name: started.append((kind, name)),
+    )
+    runner._start_importing(bench)
+    assert started == [("runtime", "torch-sdpa"), ("runtime", "ort-cpu"), ("exporter", "onnx-contrib")]
