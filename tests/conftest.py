@@ -4,7 +4,7 @@ import os
 import signal
 import site
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from attnbench import api, cli
 from attnbench.errors import InputError
 from attnbench.records import Record
+from attnbench.sweep import plan, runner
 from tests.turns import pytest_configure_node, pytest_runtest_protocol, pytest_unconfigure
 
 __all__ = ["pytest_configure_node", "pytest_runtest_protocol", "pytest_unconfigure"]  # hooks of tests/turns.py
@@ -26,6 +27,18 @@ def pytest_configure() -> None:
     """Let SIGINT end what the tests start: a shell has it ignored by all that it runs in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def little_timing() -> Iterator[None]:
+    """Runs of this process time every group for seven rounds, whatever their budget, and guess the machine's peak.
+
+    For modules that do not look at the figures: a long budget is then room on a busy machine, and takes no time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan.Budget, "timing_s", lambda *_: 0.0)
+        patch.setattr(runner, "PEAK_SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import attnbench
 import attnbench.errors
 from attnbench.records import COLUMNS
 
-TINY = ("-s", "8,12", "--heads", "2", "--head-dim", "8", "--time-budget", "100s", "-q")
+# Timing takes what is left of the budget; two variants leave room for twice the usual time.
+TINY = ("-s", "8,12", "--variants", "self,causal", "--heads", "2", "--head-dim", "8", "--time-budget", "70s", "-q")
 ATTNBENCH = str(Path(sys.executable).with_name("attnbench"))
 
 
@@ -49,7 +50,7 @@ def path(ran: subprocess.CompletedProcess[str], folder: Path) -> Path:
 def test_every_case_is_ok_with_all_promised_figures(path: Path) -> None:
     with (path / "records.csv").open(newline="", encoding="utf-8") as f:
         rows = list(csv.DictReader(f))
-    assert len(rows) == 2 * 3 * 7  # a compiler that is installed takes part in longer sweeps only
+    assert len(rows) == 2 * 2 * 7  # a compiler that is installed takes part in longer sweeps only
     assert {r["status"] for r in rows} == {"ok"}
     assert list(rows[0])[: len(COLUMNS)] == list(COLUMNS)
     for row in rows:
@@ -79,7 +80,7 @@ def test_the_report_fetches_nothing(path: Path) -> None:
 def test_the_environment_of_workers_was_cleaned_and_that_is_recorded(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
     assert "OPENBLAS_CORETYPE" in manifest["environment"]["removed_from_workers"]
-    assert manifest["noise_pairs"] == 6
+    assert manifest["noise_pairs"] == 4
     assert manifest["harness_ns"] > 0
 
 
@@ -92,7 +93,7 @@ def test_the_table_is_readable_ascii_in_the_c_locale(ran: subprocess.CompletedPr
 def test_the_python_api_reads_the_run(path: Path) -> None:
     opened = attnbench.open_run(path)
     frame = opened.records
-    assert len(frame) == 42
+    assert len(frame) == 28
     timed = frame[frame["status"] == "ok"].iloc[0]
     samples = opened.samples(timed["case_id"])
     assert list(samples.columns) == ["replica", "round", "sample", "latency_ns"]

@@ -1,5 +1,6 @@
 """Source of fake runtimes for the tests of the harness; installed by `install_plugin`, never imported here."""
 
+ORPHAN = "ATTNBENCH_ORPHAN"  # in the command lines of processes that a fake leaves behind
 FAKES = '''
 import os, signal, subprocess, sys, time
 from contextlib import contextmanager

@@ -13,7 +13,10 @@ from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 from tests.sweep import fakes
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 Found = dict[str, Record]
+ORPHAN = f"{fakes.ORPHAN}_OF_{os.getpid()}"  # other processes run other tests with the same fakes
 
 BAD = (
     "sleeper", "stubborn", "grandchild", "leaver", "segfault", "killed", "printer", "exiter", "half-json", "raiser",
@@ -26,14 +29,14 @@ BAD = (
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         install = make_installer(tmp_path_factory.mktemp("plugins"), patch)
-        install(runtimes=fakes.entry_points(), modules={"fake_runtimes": fakes.FAKES})
+        install(runtimes=fakes.entry_points(), modules={"fake_runtimes": fakes.FAKES.replace(fakes.ORPHAN, ORPHAN)})
         yield
 
 
 def run(path: Path, *names: str, **overrides: object) -> Found:
     settings: dict[str, object] = {
         "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "good",
-        "runtimes": ("good", *names), "time_budget_s": 1.0, "timeout_s": 2.0, "threads": 1,
+        "runtimes": ("good", *names), "time_budget_s": 300.0, "timeout_s": 2.0, "threads": 1,
     }  # fmt: skip
     prepared = runner.prepare(grid.validate({**settings, **overrides}, where="test"))
     runner.run(prepared, RunDirectory.create(path), command="test", progress=Silent())
@@ -48,11 +51,11 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(installed: None, run_path: Path) -> Found:
     """One run of a good runtime beside every bad one."""
-    return run(run_path, *BAD, time_budget_s=300.0)
+    return run(run_path, *BAD)
 
 
 def orphans() -> list[psutil.Process]:
-    return [p for p in psutil.process_iter(["cmdline"]) if "ATTNBENCH_ORPHAN" in " ".join(p.info["cmdline"] or [])]
+    return [p for p in psutil.process_iter(["cmdline"]) if ORPHAN in " ".join(p.info["cmdline"] or [])]
 
 
 def test_odd_facts_and_words_of_a_runtime_cost_one_record(found: Found) -> None:
@@ -152,21 +155,19 @@ def test_empty_cells_say_why(found: Found) -> None:
 
 
 def test_out_of_memory_skips_larger_lengths_of_that_arm_only(installed: None, tmp_path: Path) -> None:
-    found = run(tmp_path / "run", "oom-at-32", seq_lens=(64, 16, 32), time_budget_s=300.0)
+    found = run(tmp_path / "run", "oom-at-32", seq_lens=(64, 16, 32))
     assert [found[f"oom-at-32 {t}"].status for t in (16, 32, 64)] == ["ok", "oom", "skipped"]
     assert "out of memory at" in found["oom-at-32 64"].reason
     assert found["good 64"].status == "ok"
 
 
 def test_skipping_after_out_of_memory_can_be_turned_off(installed: None, tmp_path: Path) -> None:
-    found = run(tmp_path / "run", "oom-at-32", seq_lens=(32, 64), oom_skip=False, time_budget_s=300.0)
+    found = run(tmp_path / "run", "oom-at-32", seq_lens=(32, 64), oom_skip=False)
     assert [found[f"oom-at-32 {t}"].status for t in (32, 64)] == ["oom", "oom"]
 
 
 def test_the_memory_limit_stops_a_hog_and_is_recorded(installed: None, tmp_path: Path) -> None:
-    found = run(
-        tmp_path / "run", "hog", seq_lens=(16, 32, 48), memory_limit_bytes=2 << 30, time_budget_s=300.0, timeout_s=20.0
-    )
+    found = run(tmp_path / "run", "hog", seq_lens=(16, 32, 48), memory_limit_bytes=2 << 30, timeout_s=20.0)
     assert [found[f"hog {t}"].status for t in (16, 32, 48)] == ["ok", "oom", "skipped"]
     assert found["hog 32"].memory_limit_bytes == 2 << 30
     assert found["good 48"].status == "ok"

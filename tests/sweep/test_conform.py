@@ -20,6 +20,8 @@ from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 FAKES = """
 import os, signal, time
 from contextlib import contextmanager
@@ -289,7 +291,7 @@ def test_opsets_that_nobody_writes_are_refused_before_anything_runs() -> None:
 def run_bench(path: Path, *names: str, **fields: Any) -> dict[str, tuple[str, str]]:
     settings: dict[str, Any] = {
         "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "right",
-        "runtimes": ("right", *names), "time_budget_s": 15.0, "timeout_s": 5.0, "threads": 1, **fields,
+        "runtimes": ("right", *names), "time_budget_s": 300.0, "timeout_s": 20.0, "threads": 1, **fields,
     }  # fmt: skip
     prepared = runner.prepare(validate(settings, where="test"))
     runner.run(prepared, RunDirectory.create(path), command="test", progress=Silent())

@@ -13,6 +13,8 @@ from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 FAKES = '''
 from contextlib import contextmanager
 import numpy as np
@@ -114,7 +116,7 @@ NAMES = ("right", "plain", "unwritten", "drifting")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Record]]:
     settings = {
         "variants": ("decode",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "right",
-        "runtimes": NAMES, "time_budget_s": 30.0, "timeout_s": 20.0, "threads": 1,
+        "runtimes": NAMES, "time_budget_s": 300.0, "timeout_s": 20.0, "threads": 1,
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         install = make_installer(tmp_path_factory.mktemp("plugins"), patch)

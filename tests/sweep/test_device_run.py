@@ -13,6 +13,8 @@ from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 from tests.sweep.fake_gpus import ON_GPU
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 NAMES = {"on-gpu": "fake_gpu:OnGpu", "wrong-stream": "fake_gpu:WrongStream", "host-only": "fake_gpu:HostOnly"}
 
 
@@ -24,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Record
         install(runtimes=NAMES, modules={"fake_gpu": ON_GPU})
         sweep = grid.validate(
             {"variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "on-gpu",
-             "runtimes": tuple(NAMES), "time_budget_s": 60.0, "timeout_s": 20.0, "threads": 1},
+             "runtimes": tuple(NAMES), "time_budget_s": 300.0, "timeout_s": 20.0, "threads": 1},
             where="test",
         )  # fmt: skip
         path = tmp_path_factory.mktemp("runs") / "run"

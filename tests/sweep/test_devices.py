@@ -16,6 +16,8 @@ from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import Call, assert_one_sentence, make_installer
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 NO_CUDA = "torch 2.13.0+cpu is built without CUDA"
 TORCH_CPU = Probe(available=True, no_cuda=NO_CUDA)
 TORCH_CUDA = Probe(available=True, devices=("cuda:0", "cuda:1", "cpu"))
@@ -220,7 +222,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[s
         for policy in ("strict", "default"):
             fields = {
                 "variants": ("self",), "seq_lens": (8,), "num_heads": (2,), "head_dims": (8,), "runtimes": NAMES,
-                "baseline": "full", "time_budget_s": 15.0, "threads": 1, "fp32": policy,
+                "baseline": "full", "time_budget_s": 300.0, "threads": 1, "fp32": policy,
             }  # fmt: skip
             prepared = runner.prepare(grid.validate(fields, where="test"))
             path = tmp_path_factory.mktemp(policy) / "run"

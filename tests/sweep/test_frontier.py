@@ -18,6 +18,8 @@ from attnbench.sweep import frontier, grid
 from attnbench.sweep.frontier import Outcome, Search
 from tests.report.conftest import make_record
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 FIELDS = [field.name for field in fields(Problem)]
 
 

@@ -21,6 +21,8 @@ from attnbench.sweep.rundir import RunDirectory
 from tests.conftest import make_installer
 from tests.sweep import fakes
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
 SETTINGS = {
     "variants": ["self"], "seq_lens": [4, 6, 8, 10], "num_heads": [1], "head_dims": [4], "baseline": "good",
     "runtimes": ["good", "raiser"], "time_budget_s": 2.0, "threads": 1,
@@ -42,14 +44,14 @@ def make_run(path: Path, **overrides: object) -> Path:
 
 
 def finish(path: Path) -> list[Record]:
-    run_dir, prepared = runner.resume(path, time_budget_s=60.0)
+    run_dir, prepared = runner.resume(path, time_budget_s=300.0)
     runner.run(prepared, run_dir, command="test", progress=Silent(), resumed=True)
     return api.open_run(path).rows
 
 
 @pytest.fixture(scope="module")
 def whole_run(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("whole") / "run", time_budget_s=60.0)
+    return make_run(tmp_path_factory.mktemp("whole") / "run", time_budget_s=300.0)
 
 
 @pytest.fixture
