@@ -24,15 +24,17 @@ def parse_set(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """`--set batch=1,8 --set heads=4` as {"batch": (1, 8), "heads": (4,)}.
 
     Raises:
-        InputError: without `=`, a name twice, or no whole numbers of at least 1.
+        InputError: without `=`, a name or a size twice, or no whole numbers: an empty cache has a size of 0.
     """
     found: dict[str, tuple[int, ...]] = {}
     for text in given or ():
         if re.search(r"=[^=]*,[^=]*=", text):
             raise InputError(f"--set takes one name, got {text!r}; write --set once for each")
         name, values = _parted("--set", text, "=", "--set batch=8")
-        sizes = flags.parse_sizes(f"--set {name}=", [values])
-        _add(found, "--set", text, name, tuple(sizes or ()))
+        sizes = [_parse_size(f"--set {name}=", size, "1") for size in values.split(",")]
+        if len(set(sizes)) < len(sizes):
+            raise InputError(f"--set {name}={values} has a size twice; give each size once")
+        _add(found, "--set", text, name, tuple(sizes))
     return found
 
 
@@ -40,16 +42,20 @@ def parse_shapes(given: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """`--shapes x:8x512,mask:8x1x512` as trtexec has it; `x:scalar` has no dims.
 
     Raises:
-        InputError: another form, a name twice, or a size that is no whole number of at least 1.
+        InputError: another form, a name twice, or a size that is no whole number.
     """
     found: dict[str, tuple[int, ...]] = {}
     for text in arm_flags.split_list("--shapes", given) or ():
         name, values = _parted("--shapes", text, ":", "--shapes x:8x512,mask:8x1x512")
         sizes = () if values == "scalar" else tuple(
-            flags.parse_int(f"--shapes {name}:", size, minimum=1, example="8x512") for size in values.split("x")
+            _parse_size(f"--shapes {name}:", size, "8x512") for size in values.split("x")
         )  # fmt: skip
         _add(found, "--shapes", text, name.strip("'"), sizes)
     return found
+
+
+def _parse_size(flag: str, text: str, example: str) -> int:
+    return flags.parse_int(flag, text.strip(), minimum=0, example=example)
 
 
 def _parted(flag: str, text: str, sign: str, example: str) -> tuple[str, str]:

@@ -111,10 +111,10 @@ class Problem:
                 f"decode is a block with mask causal_bottom_right, got part {self.part} and mask {self.mask!r}; part "
                 "core with variant causal and that mask is the same attention without a cache"
             )
-        if self.kv_len <= self.q_len:
+        if self.kv_len < self.q_len:
             raise ProblemError(
-                f"decode needs a cache: kv_len (cached and new tokens) must be above q_len, got {self.kv_len} and "
-                f"{self.q_len}; use a larger T"
+                f"decode has its new tokens among its keys: kv_len (cached and new tokens) must be at least q_len, got "
+                f"{self.kv_len} and {self.q_len}; use a larger T"
             )
 
     def _refuse_impossible_size(self) -> None:

@@ -25,6 +25,13 @@ def test_no_key_heads_are_refused_not_replaced() -> None:
         Problem.make(seq_len=8, num_kv_heads=0)
 
 
+def test_a_decode_step_may_have_an_empty_cache_and_holds_its_new_tokens() -> None:
+    first = Problem.make(seq_len=3, q_len=3, variant="decode", num_heads=2, head_dim=4)
+    assert first.input_shapes()["past_key"] == (1, 2, 0, 4)
+    with pytest.raises(ProblemError, match=r"kv_len \(cached and new tokens\) must be at least q_len, got 2 and 3"):
+        Problem.make(seq_len=2, q_len=3, variant="decode")
+
+
 def test_a_decode_step_with_another_mask_is_told_which_it_takes() -> None:
     with pytest.raises(ProblemError, match="decode causal_bottom_right"):
         Problem.make(seq_len=8, variant="decode", mask="none")

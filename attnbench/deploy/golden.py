@@ -26,7 +26,7 @@ REFERENCE = "attnbench.reference: attention in float64 NumPy, from the inputs an
 # queries than keys and fewer, where a file has two lengths. All sizes above 1 come first: see verify_runtimes.
 _SQUARE = ((2, 17, 17), (1, 1, 1))
 _FREE = ((2, 17, 9), (2, 9, 17), (1, 1, 1))
-_DECODE = ((2, 3, 17), (1, 1, 1))
+_DECODE = ((2, 3, 17), (1, 1, 1), (2, 5, 0))  # the last: a prompt, before anything is cached
 
 
 def sizes_of(problem: Problem, max_len: int) -> list[Problem]:

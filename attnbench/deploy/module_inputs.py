@@ -52,7 +52,7 @@ class Input(_Part):
 class Range(_Part):
     """The sizes of a free dim."""
 
-    least: Size = Field(default=1, alias="min")
+    least: Annotated[int, Field(ge=0)] = Field(default=1, alias="min")  # 0: a cache may be empty
     most: Size = Field(default=DEFAULT_MAX, alias="max")
     example: Annotated[int, Field(ge=2)]  # shown to torch.export, which takes a size of 1 for a constant
 

@@ -213,7 +213,7 @@ def output_specs(found: ModuleInputs, outputs: list[list[Any]], sizes: list[dict
     """Names, dtypes and dims of the outputs, from tensors at several sizes.
 
     A dim is a free dim of the inputs where it had its size every time, a number where it never changed, else a name
-    of its own.
+    of its own, which every output dim has that always was of one size with it: keys and values of a cache.
 
     Args:
         found: the contract.
@@ -231,6 +231,7 @@ def output_specs(found: ModuleInputs, outputs: list[list[Any]], sizes: list[dict
     if taken := set(names) & set(found.inputs):
         raise InputError(f"an output would be called {taken.pop()!r} as an input is; name outputs in inputs.toml")
     specs = []
+    own: dict[tuple[int, ...], str] = {}  # sizes of every case -> the name of the dims that had them
     for index, name in enumerate(names):
         tensors = [case[index] for case in outputs]
         kinds = {_TORCH_NAMES.get(str(t.dtype).removeprefix("torch."), str(t.dtype)) for t in tensors}
@@ -239,14 +240,15 @@ def output_specs(found: ModuleInputs, outputs: list[list[Any]], sizes: list[dict
                 f"output {name} has dtype {', '.join(sorted(kinds))} and ranks {sorted({t.dim() for t in tensors})}; "
                 f"it must always have one rank and one dtype of {', '.join(DTYPES)}"
             )
-        dims = tuple(_dim([t.shape[a] for t in tensors], sizes, f"{name}_{a}") for a in range(tensors[0].dim()))
+        seen = [tuple(t.shape[axis] for t in tensors) for axis in range(tensors[0].dim())]
+        dims = tuple(_dim(at, sizes, own.setdefault(at, f"{name}_{axis}")) for axis, at in enumerate(seen))
         specs.append(TensorSpec(name=name, dtype=kinds.pop(), dims=dims))
     return tuple(specs)
 
 
-def _dim(seen: list[int], sizes: list[dict[str, int]], own_name: str) -> str | int:
+def _dim(seen: tuple[int, ...], sizes: list[dict[str, int]], own_name: str) -> str | int:
     for name in sizes[0]:
-        if seen == [case[name] for case in sizes]:
+        if seen == tuple(case[name] for case in sizes):
             return name
     return seen[0] if len(set(seen)) == 1 else own_name
 

@@ -44,8 +44,13 @@ def save_reference(target: ModelProblem, found: Mapping[str, Array], path: Path)
     """Write what outputs are to be.
 
     Raises:
-        MeasurementError: an output is NaN, or lacks.
+        MeasurementError: an output is NaN, or lacks, or all are empty.
     """
+    if found and all(array.size == 0 for array in found.values()):
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in found.items())
+        raise MeasurementError(
+            f"the outputs are empty at these sizes ({shapes}), so nothing is computed; use sizes of 1"
+        )
     expected = {}
     for spec in target.outputs:
         if spec.name not in found:

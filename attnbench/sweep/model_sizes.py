@@ -115,9 +115,9 @@ def _size_at(dim: str, form: str, seq_len: int) -> int:
         size = seq_len // number
     else:
         size = {"*": seq_len * number, "+": seq_len + number, "-": seq_len - number}[sign]
-    if not 1 <= size <= MAX_SIZE:
+    if not 0 <= size <= MAX_SIZE:
         raise InputError(
-            f"--bind {dim}={form} is {size} at T = {seq_len}, a size is from 1 to {MAX_SIZE}; use other --seq-lens"
+            f"--bind {dim}={form} is {size} at T = {seq_len}, a size is from 0 to {MAX_SIZE}; use other --seq-lens"
         )
     return size
 
@@ -196,8 +196,8 @@ def _require_all(free: Sequence[str], given: set[str]) -> None:
 
 def _check_sizes(inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> None:
     for dim, size in sizes.items():
-        if not 1 <= size <= MAX_SIZE:
-            raise InputError(f"{dim} must be from 1 to {MAX_SIZE}, got {size}; such as --set {_quoted(f'{dim}=1')}")
+        if not 0 <= size <= MAX_SIZE:
+            raise InputError(f"{dim} must be from 0 to {MAX_SIZE}, got {size}; such as --set {_quoted(f'{dim}=1')}")
     for tensor in inputs:
         shape = tuple(sizes[dim] if isinstance(dim, str) else dim for dim in tensor.dims)
         needed = math.prod(shape) * ITEM_BYTES[tensor.dtype]

@@ -53,7 +53,7 @@ def own_inputs(problem: Problem | ModelProblem, inputs: Mapping[str, Array]) -> 
     """Contiguous copies of the inputs, in the problem's order; names, dtype and shapes are checked.
 
     Dims that the problem calls by one name must agree (a torch that is given k and v of two lengths reads past the
-    end of one); all else may differ from the problem's own sizes.
+    end of one); all else may differ from the problem's own sizes. A cache may be empty, and any free dim of a model.
 
     Raises:
         ProblemError: what is given does not fit the problem.
@@ -69,11 +69,16 @@ def own_inputs(problem: Problem | ModelProblem, inputs: Mapping[str, Array]) -> 
         if array.dtype != due:
             raise ProblemError(f"{name} must be {due} ({kind}), got {array.dtype}")
         if array.ndim != len(dims) or any(
-            size < 1 or size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
+            size < _least(problem, dim) or size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size))
             for size, dim in zip(array.shape, dims, strict=True)
         ):
             raise ProblemError(f"{name} must have shape {dims} with {sizes}, got {array.shape}")
     return {name: np.array(array, order="C", copy=True) for name, array in inputs.items()}
+
+
+def _least(problem: Problem | ModelProblem, dim: str | int) -> int:
+    """The smallest size of a dim."""
+    return 0 if isinstance(problem, ModelProblem) or dim == "past_len" else 1
 
 
 def output_buffers(problem: Problem, inputs: Mapping[str, Array]) -> dict[str, Array]:

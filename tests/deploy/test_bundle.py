@@ -228,10 +228,16 @@ def test_attnbench_verify_adds_torch_of_this_machine(ort_bundle):
     assert found.torch[0].isdigit()
 
 
-@pytest.mark.parametrize("bundle", ["openvino_bundle", "torch_bundle"])
-def test_attnbench_verify_takes_every_kind_of_model(request, bundle):
+@pytest.mark.parametrize(("bundle", "cases"), [("openvino_bundle", 6), ("torch_bundle", 8)])
+def test_attnbench_verify_takes_every_kind_of_model(request, bundle, cases):
     found = bundles.verify(request.getfixturevalue(bundle))
-    assert (found.exit_code, len(found.cases)) == (0, 6), found.sentence
+    assert (found.exit_code, len(found.cases)) == (0, cases), found.sentence
+
+
+def test_a_decode_step_is_proved_with_an_empty_cache(torch_bundle):
+    manifest = read_manifest(torch_bundle)
+    assert manifest.ranges["past_len"] == (0, 47)
+    assert [case.sizes["q_len"] for case in manifest.golden if case.sizes["past_len"] == 0] == [5, 5]
 
 
 def test_a_setting_that_could_write_or_load_files_is_refused(ort_bundle, copy):

@@ -232,6 +232,19 @@ def test_outputs_of_sizes_of_their_own_and_single_numbers_are_judged() -> None:
     assert all("y1: " in case.reason and "of all cases" in case.reason for case in golden)
 
 
+@pytest.mark.parametrize("recipe", ["onnx-decomposed", "onnx-attention"])
+def test_a_decode_step_is_proved_from_an_empty_cache_on(recipe: str) -> None:
+    past = "".join(f'[inputs.past_{n}]\ndtype = "fp32"\ndims = ["batch", "P", 32]\n' for n in "kv")
+    found, wrong, errors = faults(
+        "blocks:Step", f'outputs = ["y", "k", "v"]\n{X}{past}{SMALL}[ranges.P]\nmin = 0\n', recipe
+    )
+    assert wrong == []
+    assert "golden/least-P.npz" in errors
+    assert [t.dims for t in found.tensors()[1]] == [("batch", "T", 32), ("batch", "k_1", 32), ("batch", "k_1", 32)]
+    (empty,) = [case for case in found.write_golden(Here(), Path("work/new")) if case.file == "golden/least-P.npz"]  # type: ignore[arg-type]
+    assert empty.sizes["P"] == 0
+
+
 def test_what_a_module_makes_in_fp32_is_made_in_float64_for_its_reference() -> None:
     for case in take("blocks:NormInFp32", X + SMALL)["golden"]:
         with np.load(Path("new") / case["file"]) as stored:

@@ -66,6 +66,22 @@ def save_roots(path: Path) -> Path:
     return save(path, nodes, [value("x", TensorProto.FLOAT, (None, 8))], [value("y", TensorProto.FLOAT, (None, 8))], {})
 
 
+def save_step(path: Path) -> Path:
+    """A decode step: x (1, new, 8) attends to past (1, past, 8) and to itself; `present` is both."""
+    nodes = [
+        helper.make_node("Concat", ["past", "x"], ["present"], axis=1),
+        helper.make_node("Transpose", ["present"], ["keys"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "keys"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=-1),
+        helper.make_node("MatMul", ["weights", "present"], ["y"]),
+    ]
+    floats = TensorProto.FLOAT
+    return save(
+        path, nodes, [value("x", floats, (1, "new", 8)), value("past", floats, (1, "past", 8))],
+        [value("y", floats, (1, "new", 8)), value("present", floats, (1, "all", 8))], {},
+    )  # fmt: skip
+
+
 def save_first_row(path: Path) -> Path:
     """The first row of x (n, 1024): a call takes microseconds, copying x milliseconds."""
     nodes = [helper.make_node("Gather", ["x", "zero"], ["y"], axis=0)]

@@ -158,6 +158,21 @@ def test_fp16_is_held_to_the_digits_that_it_has(tmp_path: Path) -> None:
     assert row.worst_row_limit == pytest.approx(4e-3)
 
 
+def test_the_first_step_of_a_decoder_has_an_empty_cache(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    run = bench(tmp_path, models.save_step(tmp_path / "step.onnx"), bind={"new": "T"}, sizes={"past": [0, 5]},
+                seq_lens=[4])  # fmt: skip
+    assert [(r.arm, r.sizes["past"], r.status) for r in run.rows] == [
+        ("file@ort-cpu", 0, "ok"), ("file@openvino", 0, "ok"), ("file@ort-cpu", 5, "ok"), ("file@openvino", 5, "ok"),
+    ], [r.reason for r in run.rows]  # fmt: skip
+
+
+def test_nothing_is_said_of_a_model_whose_outputs_are_empty(tmp_path: Path) -> None:
+    (row,) = bench(tmp_path, models.save_roots(tmp_path / "r.onnx"), sizes={"x_dim0": 0}, runtimes=["ort-cpu"]).rows
+    assert row.status == "error"
+    assert "the outputs are empty at these sizes (y (0, 8)), so nothing is computed" in row.reason
+
+
 def test_nan_is_nothing_to_compare_with(tmp_path: Path) -> None:
     file = models.save_roots(tmp_path / "roots.onnx")
     run = bench(tmp_path, file, sizes={"x_dim0": 4}, runtimes=["ort-cpu"])

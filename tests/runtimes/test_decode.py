@@ -48,7 +48,7 @@ def test_output_and_cache_are_right_after_every_call_at_every_size(
     problem = step(mask=mask)
     artifact = exported(exporter, problem) if exporter else None
     with runtime.load(problem, artifact, Settings()) as session:
-        for q_len, kv_len, batch_size in ((3, 12, 2), (1, 40, 1), (2, 3, 3)):
+        for q_len, kv_len, batch_size in ((3, 12, 2), (1, 40, 1), (2, 3, 3), (4, 4, 2), (1, 1, 1)):
             sized = problem.at(q_len=q_len, kv_len=kv_len, batch_size=batch_size)
             inputs = make_inputs(sized)
             expected = reference_output(sized, inputs, make_weights(sized))

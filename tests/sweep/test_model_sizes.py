@@ -72,7 +72,7 @@ def test_a_form_that_gives_no_size_at_some_t() -> None:
         return refusal(bind={"seq": "T", "kv": form}, sizes={"batch": [1]}, seq_lens=[8, 9])
 
     assert "no whole number at T = 9" in told("T/2")
-    assert "--bind kv=T-8 is 0 at T = 8" in told("T-8")
+    assert "--bind kv=T-9 is -1 at T = 8" in told("T-9")
 
 
 def test_one_bound_dim_must_be_t_itself() -> None:
@@ -132,9 +132,15 @@ def test_shapes_that_contradict_are_refused_with_both_sides() -> None:
     assert "'seq' has both --bind and --set" in refusal(bind={"seq": "T"}, sizes={"seq": [1]})
 
 
-@pytest.mark.parametrize("size", [0, -1, 2**31])
+def test_a_cache_may_be_empty_and_t_may_not() -> None:
+    (problem,) = problems([IDS], sizes={"batch": [1], "seq": [0]})
+    assert problem.sizes == {"batch": 1, "seq": 0}
+    assert "--seq-lens must be from 1 to" in refusal([IDS], bind={"seq": "T"}, sizes={"batch": [1]}, seq_lens=[0])
+
+
+@pytest.mark.parametrize("size", [-1, 2**31])
 def test_a_size_that_no_dim_can_have_is_refused(size: int) -> None:
-    assert f"batch must be from 1 to 2147483647, got {size}" in refusal([IDS], sizes={"batch": [size], "seq": [1]})
+    assert f"batch must be from 0 to 2147483647, got {size}" in refusal([IDS], sizes={"batch": [size], "seq": [1]})
     assert f"--seq-lens must be from 1 to 2147483647, got {size}" in refusal(
         [IDS], bind={"seq": "T"}, sizes={"batch": [1]}, seq_lens=[size]
     )
