@@ -8,7 +8,7 @@ from typing import Any
 from attnbench.analysis.crossovers import Rounds
 from attnbench.analysis.groups import Panel, make_panels
 from attnbench.records import COMPILES_ONLY, Record
-from attnbench.report import compiled_text, figures, tables
+from attnbench.report import compiled_text, figures, precisions, tables
 from attnbench.report.decisions import decisions, read_rounds
 from attnbench.report.html import by_interest, render
 from attnbench.report.merged import run_names, runs_of
@@ -63,7 +63,11 @@ def build_report(
         files.problems += [p for p in explorer.problems if p not in files.problems]
     rounds, unread = read_rounds(run_dir if sources is None else sources, panels)
     files.problems += [p for p in unread if p not in files.problems]
-    decided = [*_decide(panels, manifest, rounds), *_compiled(files, run_dir, records)]
+    decided = [
+        *precisions.sections(records, manifest),
+        *_decide(panels, manifest, rounds),
+        *_compiled(files, run_dir, records),
+    ]
     said = [*notices, *files.problems]
     page = render(run_dir.name, records, manifest, panels, pictures, said, decided, explorer=explorer)
     files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnbench.analysis.groups import Panel, make_panels, peak_bytes
 from attnbench.records import FAILED, Record
+from attnbench.report import precisions
 from attnbench.report.findings import (
     Trouble,
     did_not_run,
@@ -24,6 +25,7 @@ from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number
 
 MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
 MAX_TROUBLES = 20
+MAX_PRECISIONS = 4
 MAX_REASON = 300
 _HEAD = (
     "| {x} | {right} | fastest | ms (98 % interval) | ratio (98 % interval) | smallest peak |\n"
@@ -45,7 +47,8 @@ def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run
     if note := progress_note(records, manifest, run_dir):
         head.append(f"**{plain(note)}**")
     head += ["\n".join(failures)] if failures else []
-    tail = ["\n".join(others)] if others else []
+    tail = _precisions(records, manifest)
+    tail += ["\n".join(others)] if others else []
     tail += [plain(how_judged(records))] if any(r.model is not None for r in records) else []
     tail.append(plain(" ".join(trust_line(records, manifest))))
     facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in machine_facts(manifest))
@@ -98,6 +101,20 @@ def _tables(panels: Sequence[Panel], manifest: Mapping[str, Any], room: int) -> 
         parts += new
         facet = panel.facet
     return [*parts, legend] if parts else []
+
+
+def _precisions(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]:
+    """The tables of precisions, the first few, then how to read them."""
+    found = precisions.tables(records, manifest)
+    parts = []
+    for table in found[:MAX_PRECISIONS]:
+        rows = [precisions.HEAD, tuple(":--" for _ in precisions.HEAD)]
+        rows += [tuple(plain(cell) for cell in precisions.cells(row)) for row in table.rows]
+        parts += [f"**{plain(table.title)}**", "\n".join(f"| {' | '.join(row)} |" for row in rows)]
+    if len(found) > MAX_PRECISIONS:
+        parts.append(f"{fmt_count(len(found) - MAX_PRECISIONS, 'more table')} of precisions in the report")
+    note = [plain(precisions.note(found[0]))] if found else []
+    return [*parts, *note]
 
 
 def _row(panel: Panel, x: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attnbench.analysis.groups import judge_of_row
 from attnbench.records import STATUSES, Record
+from attnbench.report import precisions
 from attnbench.report.names import case_names
 from attnbench.report.text import printable
 
@@ -42,12 +43,16 @@ def flat_metrics(records: Sequence[Record], manifest: Mapping[str, Any]) -> dict
     found |= {f"run/cases_judged_by_{judge}": n for judge, n in _judges(records).items()}
     for dtype, peak in (manifest.get("machine_peak") or {}).items():
         found[f"run/machine_peak_{dtype}_gflops_per_s"] = peak.get("gflops_per_s")
+    beside: dict[str, dict[str, float]] = {}
+    for table in precisions.tables(records, manifest):
+        beside |= precisions.figures(table)
     for name, record in zip(case_names(records), records, strict=True):
         columns = (
             *(OF_CHECKED_CASES if record.status in ("ok", "mismatch") else ()),
             *(OF_RIGHT_CASES if record.status == "ok" else ()),
         )
         found |= {f"{name}/{column}": getattr(record, column) for column in columns}
+        found |= {f"{name}/{column}": figure for column, figure in beside.get(record.case_id, {}).items()}
     return {name: value for name, value in found.items() if _is_figure(value)}
 
 

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnbench.records import Record
+from attnbench.report.merged import runs_of
+from attnbench.report.sections import Section
+from attnbench.report.sections import Table as Shown
 from attnbench.report.text import fmt_bytes, fmt_error, fmt_ms, fmt_number, short_arm
 
 _ORDER = ("fp32", "tf32", "fp16", "bf16")
-_HEAD = ("precision", "arm", "time", "speed-up", "error", "peak")
+HEAD = ("precision", "arm", "time", "speed-up", "error", "peak")
 NOTE = (
     "speed-up: time of {baseline} in {precision} over this time, bounds from both intervals; precisions were not "
-    "timed in turn, so it is no paired ratio. error: of the worst row against float64"
+    "timed in turn, so it is no paired ratio. Error: of the worst row against float64"
 )
 
 
@@ -23,6 +26,8 @@ NOTE = (
 class Row:
     """An arm in one precision beside the baseline."""
 
+    record: Record
+    is_baseline: bool  # in its own precision
     arm: str
     precision: str  # fp32, tf32, fp16, bf16: the problem's, or what ran of fp32
     computed_in: str  # as the runtime tells; the same in most
@@ -73,10 +78,41 @@ def label(record: Record) -> str:
 
 def lines(table: Table) -> list[str]:
     """The table in plain columns, then how to read it."""
-    cells = [_HEAD, *(_cells(row) for row in table.rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEAD))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return [table.title, *text, NOTE.format(baseline=table.baseline, precision=table.precision)]
+    shown = [HEAD, *(cells(row) for row in table.rows)]
+    widths = [max(len(row[i]) for row in shown) for i in range(len(HEAD))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    return [table.title, *text, note(table)]
+
+
+def note(table: Table) -> str:
+    """How to read a table."""
+    return NOTE.format(baseline=table.baseline, precision=table.precision)
+
+
+def sections(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[Section]:
+    """The tables as a section of the page; of several runs each run's own; nothing where there is no table."""
+    runs = [(f"-{i}", f": {run.name}", run.manifest) for i, run in enumerate(runs_of(manifest), 1)]
+    found = []
+    for number, name, of_run in runs or [("", "", manifest)]:
+        mine = [r for r in records if not runs or r.run_id == of_run["run_id"]]
+        told = tables(mine, of_run)
+        shown = [Shown(caption=t.title, head=HEAD, rows=[cells(row) for row in t.rows]) for t in told]
+        if told:
+            intro = note(told[0])
+            intro = f"{intro[0].upper()}{intro[1:]}."
+            found.append(Section(id=f"precisions{number}", title=f"Precisions{name}", intro=intro, tables=shown))
+    return found
+
+
+def figures(table: Table) -> dict[str, dict[str, float]]:
+    """`precision_speedup` and its bounds of every row, by case_id."""
+    return {
+        row.record.case_id: {
+            "precision_speedup": row.speedup, "precision_speedup_low": row.speedup_low,
+            "precision_speedup_high": row.speedup_high,
+        }
+        for row in table.rows
+    }  # fmt: skip
 
 
 def _problem_key(r: Record) -> tuple[Any, ...]:
@@ -99,9 +135,10 @@ def _row(base: Record, record: Record) -> Row:
     assert base.latency_ms_median is not None
     assert record.latency_ms_median is not None
     low, high = _bounds(record)
-    base_low, base_high = _bounds(base)
+    base_low, base_high = (high, low) if record is base else _bounds(base)  # the same figure, not two
     return Row(
-        arm=record.arm, precision=label(record), computed_in=record.compute_precision or "unknown",
+        record=record, is_baseline=record is base, arm=record.arm, precision=label(record),
+        computed_in=record.compute_precision or "unknown",
         latency_ms=record.latency_ms_median, speedup=base.latency_ms_median / record.latency_ms_median,
         speedup_low=base_low / high, speedup_high=base_high / low, worst_row_rel_err=record.worst_row_rel_err,
         peak_bytes=record.peak_host_bytes if record.peak_device_bytes is None else record.peak_device_bytes,
@@ -114,10 +151,12 @@ def _bounds(record: Record) -> tuple[float, float]:
     return record.latency_ms_ci_low or mid, record.latency_ms_ci_high or mid
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """What a table says of a row, in the order of `HEAD`."""
     own = row.computed_in in (row.precision, "unknown")
     low, mid, high = (fmt_number(value, 2) for value in (row.speedup_low, row.speedup, row.speedup_high))
+    speedup = "baseline" if row.is_baseline else f"{mid} ({low} to {high})"
     return (
         row.precision if own else f"{row.precision} in {row.computed_in}", short_arm(row.arm), fmt_ms(row.latency_ms),
-        f"{mid} ({low} to {high})", fmt_error(row.worst_row_rel_err), fmt_bytes(row.peak_bytes),
+        speedup, fmt_error(row.worst_row_rel_err), fmt_bytes(row.peak_bytes),
     )  # fmt: skip
