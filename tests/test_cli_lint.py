@@ -63,8 +63,8 @@ def test_a_model_of_which_nothing_can_be_judged_is_not_called_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
-    onnx.save(encoder([Layer()]), tmp_path / "m.onnx")
-    assert main(["fusion", "--onnx", str(tmp_path / "m.onnx"), "--set", "seq=16", "--fail-on", "unfused"]) == 3
+    onnx.save(encoder([Layer()], num_heads=8), tmp_path / "m.onnx")  # 8 is then a length and no length
+    assert main(["fusion", "--onnx", str(tmp_path / "m.onnx"), "--set", "seq=8", "--fail-on", "unfused"]) == 3
     out, err = capsys.readouterr()
     assert "cannot be told from planned memory" in " ".join(out.split())
     assert "exit code 3: none of 1 attention regions could be judged" in err

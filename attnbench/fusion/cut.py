@@ -120,4 +120,9 @@ def _score_bytes(graph: SizedGraph, region: Region) -> int | None:
 
 def _bytes(graph: SizedGraph, name: str) -> int:
     kind, dims = graph.shapes[name]
-    return math.prod(dims) * _SIZES.get(kind, 1)
+    return math.prod(dims) * item_bytes(kind)
+
+
+def item_bytes(kind: int) -> int:
+    """Of an element type of ONNX; those that are no floats count as masks, which are bytes."""
+    return _SIZES.get(kind, 1)

@@ -9,8 +9,10 @@ from attnbench.errors import UnsupportedError
 from attnbench.fusion import bypass
 from attnbench.fusion.branches import bodies, inner_softmaxes
 from attnbench.fusion.cut import Cut, cut
+from attnbench.fusion.lint_verdicts import is_too_small
 from attnbench.fusion.regions import Region, find_regions
 from attnbench.fusion.sized_graph import BRANCHES, load_structure, sized_graph
+from attnbench.fusion.stretch import STRETCHED, stretched
 
 
 def cut_file(*, path: str, sizes: Sequence[Mapping[str, int]], folder: str) -> dict[str, Any]:
@@ -49,11 +51,15 @@ def _told(region: Region, cuts: Sequence[Cut | None], folder: Path) -> dict[str,
     found: dict[str, Any] = {
         "node": anchor.name or anchor.output[0], "operator": f"{domain}::{anchor.op_type}".removeprefix("::"),
         "is_operator": region.is_operator, "files": [], "changes": [], "scores": [], "passed": [],
-        "names": [],
+        "names": [], "is_stretched": False, "own_scores": [],
     }  # fmt: skip
     known = [made for made in cuts if made is not None]
     if len(known) < len(cuts):
         return found
+    found["own_scores"] = [made.score_bytes for made in known]
+    if len(known) == 1 and is_too_small(known[0].score_bytes, known[0].passed_bytes):
+        longer = [made for length in STRETCHED if (made := stretched(known[0], length)) is not None]
+        known, found["is_stretched"] = (longer, True) if len(longer) == len(STRETCHED) else (known, False)
     for made in known:
         file = folder / f"{made.key}.onnx"
         file.write_bytes(made.model.SerializeToString(deterministic=True))

@@ -33,6 +33,11 @@ def verdict(planned: Sequence[int | None], scores: Sequence[int | None], passed:
         return "unknown"
     if len(sizes) > 1 and sizes[1] >= _SQUARE * sizes[0]:
         return "unfused" if known[1] - 2 * known[0] > 2 * _SHARE * sizes[0] else "fused"
-    if sizes[-1] < _CLEAR * passed[-1]:
+    if is_too_small(sizes[-1], passed[-1]):
         return "unknown"
     return "unfused" if known[-1] > _SHARE * sizes[-1] else "fused"
+
+
+def is_too_small(scores: int | None, passed: int) -> bool:
+    """Is a matrix of scores no more than what is beside it, so that planned memory does not tell of it?"""
+    return scores is not None and scores < _CLEAR * passed

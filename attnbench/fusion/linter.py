@@ -16,6 +16,7 @@ from attnbench.errors import UntrustedModelError, WorkerError
 from attnbench.fusion.lint_report import Culprit, LintReport, RegionVerdict, WholeVerdict
 from attnbench.fusion.lint_sizes import LintSizes, sizes_of
 from attnbench.fusion.lint_verdicts import verdict
+from attnbench.fusion.stretch import STRETCHED
 from attnbench.untrusted import ModelFacts
 
 DEFAULT_SEQ_LEN = 2048  # one matrix of scores is then well above all else
@@ -200,7 +201,7 @@ def _whole_verdict(
     """The verdict, and the version of the compiler."""
     planned = [size for answer in answers for size in answer["planned"]]
     scores = [
-        max((region["scores"][place] or 0 for region in regions if region["scores"]), default=0) or None
+        max((region["own_scores"][place] or 0 for region in regions if region["own_scores"]), default=0) or None
         for place in range(len(answers))
     ]
     words = next((answer["words"] for answer in answers if answer["words"]), "")
@@ -228,6 +229,12 @@ def _notes(
                 f"disagreement on {whole.arch}: not fused by itself: layer {', '.join(map(str, bad))}; but the whole "
                 "model plans memory that grows in proportion to T"
             )
+    stretched = sum(region["is_stretched"] for region in told["regions"])
+    if stretched:
+        lengths = " and ".join(map(str, STRETCHED))
+        found.append(
+            f"of fixed sizes too small to tell: {stretched} attention regions, judged at T = {lengths} instead"
+        )
     if told["branches"]:
         found.append(f"both branches of {told['branches']} If were looked at, each as if it were taken")
     if told["inner"]:
