@@ -12,13 +12,15 @@ from attnbench.inputs import INPUT_CLASSES
 from attnbench.interfaces import Artifact
 from attnbench.measure import numerics
 from attnbench.measure.determinism import PROPERTIES
+from attnbench.model_bench import kernels
 from attnbench.model_bench.engines import ENGINE
+from attnbench.model_bench.kernels import Kernels
 from attnbench.model_bench.source import FOLDER, MEMORY_LIMIT_BYTES, Source
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.sweep.artifacts import artifact_as_dict
 from attnbench.sweep.bench import ALWAYS_PRELOADED, Bench, NoReferenceError, Standard
 from attnbench.sweep.cases import Case, Exported
-from attnbench.sweep.grid import TORCH, Arm
+from attnbench.sweep.grid import DEFAULT_COMPILER, TORCH, Arm
 from attnbench.sweep.workers import ForkServer, Worker
 
 FILE = "file"  # the "exporter" of a file of the user
@@ -37,9 +39,10 @@ class ModelBench(Bench):
 
     is_attention: ClassVar[bool] = False
     source: Source
-    follows: int = 1  # how many free dims follow T
+    bind: Mapping[str, str] = field(default_factory=dict)  # free dim -> what it is at T
     has_inputs: bool = False  # arrays were given
     keeps_outputs: bool = False
+    _kernels: dict[tuple[str, str, str], Kernels] = field(default_factory=dict)  # file, arm, sizes that stay
     _judges: dict[str, str] = field(default_factory=dict)  # problem_id -> the arm that judges the others
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class ModelBench(Bench):
         assert isinstance(problem, ModelProblem)
         if self.source.engine is not None:  # a short T may lie outside its profiles
             return True
-        return problem.bound is None or self.follows != 1 or self.has_inputs
+        return problem.bound is None or len(self.bind) != 1 or self.has_inputs
 
     def exported(self, arm: Arm, problem: AnyProblem) -> Exported:
         """The file that an arm runs: the user's own, the traced module for torch, or the module by an exporter.
@@ -185,6 +188,8 @@ class ModelBench(Bench):
         """Say who judged; the arm that judges the others has no verdict of its own."""
         case.determinism_reasons = dict.fromkeys(PROPERTIES, _NOT_ASKED)
         case.stress_reason = _NOT_ASKED
+        if case.status == "compiled" and case.arm.plugin == DEFAULT_COMPILER:
+            case.facts = self._kernels_of(case).facts(case.facts)
         judge = self._judges.get(case.problem.problem_id)
         if judge is None or case.arm.compiles_only:
             return
@@ -197,6 +202,17 @@ class ModelBench(Bench):
             case.agreements.clear()
             case.output = None
             case.numerics_reason = "this arm is the reference that the others are compared with"
+
+    def _kernels_of(self, case: Case) -> Kernels:
+        """Of a file that is only compiled; asked once, since T does not matter to it."""
+        assert isinstance(case.problem, ModelProblem)
+        assert case.exported is not None
+        path = str(case.exported.artifact["path"])
+        stay = {dim: size for dim, size in case.problem.sizes.items() if dim not in self.bind}
+        key = (path, case.arm.label, str(stay))
+        if key not in self._kernels:
+            self._kernels[key] = kernels.ask(self, case.arm, path, case.problem, self.bind)
+        return self._kernels[key]
 
     def keep_outputs(self, case: Case, worker: Worker) -> None:
         """Write what the last timed call gave, if that was asked."""

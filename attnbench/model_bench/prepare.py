@@ -198,7 +198,7 @@ def _prepared(
     as_labels = {"baseline": prepared.sweep.baseline, "require": prepared.sweep.require}
     prepared.sweep = sweep = sweep.model_copy(update=as_labels)
     prepared.make_bench = functools.partial(
-        ModelBench, source=source, follows=len(request.bind), has_inputs=request.load_inputs is not None,
+        ModelBench, source=source, bind=request.bind, has_inputs=request.load_inputs is not None,
         keeps_outputs=request.save_outputs is not None,
     )  # fmt: skip
     prepared.model = {

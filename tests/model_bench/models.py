@@ -91,9 +91,9 @@ def save_first_row(path: Path) -> Path:
     )  # fmt: skip
 
 
-def save_attention(path: Path, *, embed_dim: int = 64, num_heads: int = 2) -> Path:
-    """Self-attention of x (batch, seq, embed_dim) in fp16; batch and seq are free."""
-    rng = np.random.default_rng(0)
+def save_attention(path: Path, *, embed_dim: int = 64, num_heads: int = 2, kind: int = TensorProto.FLOAT16) -> Path:
+    """Self-attention of x (batch, seq, embed_dim); batch and seq are free."""
+    rng, dtype = np.random.default_rng(0), helper.tensor_dtype_to_np_dtype(kind)
     nodes = []
     for name, perm in (("q", (0, 2, 1, 3)), ("k", (0, 2, 3, 1)), ("v", (0, 2, 1, 3))):
         nodes += [
@@ -110,13 +110,13 @@ def save_attention(path: Path, *, embed_dim: int = 64, num_heads: int = 2) -> Pa
     ]  # fmt: skip
     head_dim = embed_dim // num_heads
     weights = {
-        f"w_{name}": rng.normal(0, embed_dim**-0.5, (embed_dim, embed_dim)).astype(np.float16) for name in "qkv"
+        f"w_{name}": rng.normal(0, embed_dim**-0.5, (embed_dim, embed_dim)).astype(dtype) for name in "qkv"
     }  # fmt: skip
     weights |= {"heads": np.array([0, 0, num_heads, head_dim]), "flat": np.array([0, 0, embed_dim])}
     dims = ("batch", "seq", embed_dim)
     return save(
-        path, nodes, [value("x", TensorProto.FLOAT16, dims)], [value("y", TensorProto.FLOAT16, dims)],
-        {**weights, "scale": np.array(head_dim**-0.5, np.float16)},
+        path, nodes, [value("x", kind, dims)], [value("y", kind, dims)],
+        {**weights, "scale": np.array(head_dim**-0.5, dtype)},
     )  # fmt: skip
 
 

@@ -1,20 +1,26 @@
 """A model of the user where TensorRT-RTX is installed and no GPU is: rows of what is only compiled."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+from onnx import TensorProto
 
 from attnbench import api, trt_compiler
 from attnbench.errors import UnavailableError, UnsupportedError
+from attnbench.fusion.kernels import count_verdicts
 from attnbench.interfaces import Artifact, Settings
+from attnbench.model_bench import kernels
 from attnbench.model_bench.prepare import _filled
 from attnbench.model_bench.request import ModelRequest
 from attnbench.model_problem import ModelProblem, TensorSpec
 from attnbench.sweep import compile_task
+from attnbench.sweep.arm import Arm
 from attnbench.sweep.artifacts import artifact_as_dict
 from attnbench.sweep.grid import Sweep
 from attnbench_runtimes import cuda_driver, tensorrt
@@ -53,12 +59,75 @@ def test_a_file_is_compiled_at_every_size_beside_those_that_run_it(tmp_path: Pat
     assert long.planned_activation_bytes > short.planned_activation_bytes
     for row in (short, long):
         assert (row.device, row.compute_precision, row.latency_ms_median) == ("sm89", "fp16", None)
+        assert (row.attention_kernel, row.kernel_evidence) == ("fused", "compiler")
+        assert "1 of 1 attentions of the file are fused" in row.facts["attention"]
         assert row.flags == ["compiles_only"]  # it gives nothing that could be judged
         assert row.artifact_bytes is not None
         assert row.build_ms is not None
         assert row.build_ms > 0
         assert "libcuda" in row.reason
     assert run.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("save", "bind", "kernel", "told"),
+    [
+        # TensorRT-RTX has fused kernels for fp16 and none for fp32
+        (
+            functools.partial(models.save_attention, kind=TensorProto.FLOAT),
+            {"seq": "T"},
+            "unfused",
+            "0 of 1 attentions",
+        ),
+        (models.save_attention, {"seq": "T"}, "fused", "1 of 1 attentions"),
+        (models.save_two, {"seq": "T"}, "unknown", "no attention was found in the file"),
+        (models.save_attention, {"seq": "T", "batch": "T/3"}, "unknown", "is no whole number at T = 2048"),
+    ],
+)
+def test_attention_is_fused_or_not_whatever_the_length_of_the_row(
+    tmp_path: Path, save: Any, bind: dict[str, str], kernel: str, told: str
+) -> None:
+    sent: list[Any] = []
+
+    class Here:
+        """What a worker does, in this process."""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *rest: object) -> None:
+            pass
+
+        def ask(self, op: str, *, timeout_s: float, **given: Any) -> dict[str, Any]:
+            assert op == "attnbench.fusion.kernels:count_verdicts"
+            sent.append(given)
+            return count_verdicts(**given)
+
+    file = save(tmp_path / "m.onnx")
+    dims = ("batch", "seq", 64)
+    model = dataclasses.replace(
+        MODEL, sizes={"batch": 1, "seq": 8}, inputs=(dataclasses.replace(X, dims=dims),), bound="seq"
+    )
+    bench: Any = types.SimpleNamespace(
+        worker=lambda server, name: Here(), servers=types.SimpleNamespace(get=lambda preload: None),
+        sweep=types.SimpleNamespace(timeout_s=60.0),
+    )  # fmt: skip
+    found = kernels.ask(bench, Arm(exporter="file", runtime="tensorrt-rtx"), str(file), model, bind)
+    assert found.kernel == kernel
+    assert told in found.told
+    if sent:
+        assert sent[0]["sizes"] == [{"batch": 1, "seq": 2048}, {"batch": 1, "seq": 4096}]
+        assert sent[0]["arch"] == "sm89"
+    facts = found.facts({"attention_kernel": "unknown", "kernel_evidence": "", "detail": {"why_unknown": "?"}})
+    assert facts["kernel_evidence"] == ("" if kernel == "unknown" else "compiler")
+    assert ("why_unknown" in facts["detail"]) == (kernel == "unknown")
+
+
+def test_one_attention_that_is_not_fused_makes_a_file_unfused() -> None:
+    assert kernels.of_verdicts({"fused": 11, "unfused": 1}, "T = 2048").kernel == "unfused"
+    assert kernels.of_verdicts({"fused": 11, "refused": 1}, "T = 2048").kernel == "unknown"
+    assert kernels.of_verdicts({"fused": 12}, "T = 2048").kernel == "fused"
+    assert kernels.of_verdicts({"fused": 11, "unknown": 1}, "T = 2048").told.startswith("11 of 12 attentions")
 
 
 def test_a_file_that_the_compiler_refuses_is_unsupported_in_its_words(tmp_path: Path) -> None:
