@@ -118,6 +118,12 @@ def shape_bombs() -> dict[str, Model]:
     big = helper.make_tensor("shape", TensorProto.INT64, [1], [1 << 44])
     raw = onnx.numpy_helper.from_array(np.array([1 << 20, 1 << 24]), "shape")
     fill = helper.make_node("ConstantOfShape", ["shape"], ["big"])
+    pads = helper.make_tensor("pads", TensorProto.INT64, [4], [0, 1 << 43, 0, 1 << 43])
+    depth = helper.make_tensor("depth", TensorProto.INT64, [], [1 << 44])
+    numbers = [
+        helper.make_tensor(name, TensorProto.INT64, [], [value])
+        for name, value in (("from", 1 << 50), ("to", 0), ("by", -3))
+    ]
     return {
         "numbers": small_model(big, nodes=[fill]),
         "raw": small_model(raw, nodes=[fill]),
@@ -125,6 +131,11 @@ def shape_bombs() -> dict[str, Model]:
         "a list": small_model(nodes=[helper.make_node("Constant", [], ["shape"], value_ints=[1 << 44]), fill]),
         "Expand": small_model(big, nodes=[helper.make_node("Expand", ["x", "shape"], ["big"])]),
         "Tile": small_model(raw, nodes=[helper.make_node("Tile", ["x", "shape"], ["big"])]),
+        "Pad": small_model(pads, nodes=[helper.make_node("Pad", ["x", "pads"], ["big"])]),
+        "OneHot": small_model(depth, nodes=[helper.make_node("OneHot", ["x", "depth", "w"], ["big"])]),
+        "Range": small_model(
+            *numbers, nodes=[helper.make_node("Range", ["from", "to", "by"], ["big"])],
+        ),
         "an attribute": small_model(nodes=[helper.make_node("RandomNormal", [], ["big"], shape=[1 << 20, 1 << 24])]),
         "an input": small_model(),
         "in a function": small_model(

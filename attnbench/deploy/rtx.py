@@ -19,6 +19,7 @@ PACKAGE, MODULE = "tensorrt-rtx", "tensorrt_rtx"
 ENGINES = "engines.json"
 USUAL_LEN = 512  # tactics are chosen for it; the engine takes all lengths of its profile
 MOST_BATCH = 8
+MOST_NEW = 5  # tokens of a decode step
 _PLANNED = ("planned_activation_bytes", "planned_scratch_bytes", "planned_weights_bytes")  # in bundle.json
 
 
@@ -42,11 +43,12 @@ def require_builder() -> None:
 
 
 def profile_of(problem: Problem, max_len: int) -> dict[str, list[list[int]]]:
-    """Input -> its least, usual and largest shape: batch 1 to 8, lengths 1 to max_len."""
+    """Input -> its least, usual and largest shape: batch 1 to 8, lengths 1 to max_len; of decode past_len from 0."""
     usual = min(USUAL_LEN, max_len)
     sizes = [(1, 1), (1, usual), (MOST_BATCH, max_len)]
-    if problem.variant == "decode":  # one new token behind a cache
-        at = [problem.at(batch_size=batch, q_len=1, kv_len=max(2, length)) for batch, length in sizes]
+    if problem.variant == "decode":  # one new token behind a cache, and as many as golden cases have; it may be empty
+        steps = zip((1, 1, MOST_NEW), sizes, strict=True)
+        at = [problem.at(batch_size=batch, q_len=new, kv_len=length + new - 1) for new, (batch, length) in steps]
     else:
         at = [problem.at(batch_size=batch, q_len=length, kv_len=length) for batch, length in sizes]
     shapes = [p.input_shapes() for p in at]

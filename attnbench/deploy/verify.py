@@ -17,7 +17,14 @@ from attnbench.deploy import verify_bundle
 from attnbench.deploy.manifest import MANIFEST, VERIFIER, Bundle, parse_manifest
 from attnbench.deploy.shop import WITH_TORCH, Shop, open_shop
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, CHANGED, DRIFTED, RIGHT, Fault, kinds_of, load, read_case
-from attnbench.errors import AttnbenchError, InputError, ReadBackError, UntrustedModelError, printable
+from attnbench.errors import (
+    AttnbenchError,
+    InputError,
+    ReadBackError,
+    UntrustedModelError,
+    WorkerOutOfMemory,
+    printable,
+)
 from attnbench.measure import environment
 from attnbench.problem import Problem
 from attnbench.untrusted import ModelFacts, inspect_ir, inspect_model, inspect_pt2, snapshot_files
@@ -110,15 +117,22 @@ def verify(
         except InputError:
             raise
         except AttnbenchError as err:  # it crashed, hung or ran out of memory
-            return Verification(exit_code=CANNOT_LOAD, sentence=f"{bundle.model}: {err}")
+            return Verification(exit_code=CANNOT_LOAD, sentence=_with_way_out(f"{bundle.model}: {err}", err))
         if found["fault"] is not None:
-            return Verification(exit_code=CANNOT_LOAD, sentence=found["fault"])
+            return Verification(exit_code=CANNOT_LOAD, sentence=_with_way_out(found["fault"]))
         torch, torch_errors = _torch(shop, copy, bundle)
         claim = _claims(shop, copy, bundle)
         if claim is not None:
             return Verification(exit_code=CHANGED, sentence=claim, torch=torch)
         notes = (*verify_bundle.unlisted(folder, {"files": bundle.files}), *_of_script(copy))
     return replace(_verdict(bundle, found, torch, torch_errors), notes=notes)
+
+
+def _with_way_out(text: str, err: AttnbenchError | None = None) -> str:
+    """What to do where memory is what lacked."""
+    if "out of memory" not in text and not isinstance(err, WorkerOutOfMemory):
+        return text
+    return f"{text}; a worker may have what --memory-limit says, raise it for a bundle that you trust"
 
 
 def _of_script(folder: Path) -> list[str]:

@@ -35,6 +35,7 @@ from attnbench.deploy.verify_runtimes import (
     kinds_of,
     load,
     read_case,
+    spoken,
 )
 
 SCHEMA_VERSION = 1
@@ -320,8 +321,7 @@ def run_cases(
         try:
             found = run(inputs, shapes)
         except failures() as err:
-            words = " ".join(str(err).split())[:400] or type(err).__name__
-            raise Fault(CANNOT_LOAD, f"{bundle['model']} does not run on {case['file']}: {words}") from err
+            raise Fault(CANNOT_LOAD, f"{bundle['model']} does not run on {case['file']}: {spoken(err)}") from err
         yield case, *judge(case, kinds, found, expected)
 
 

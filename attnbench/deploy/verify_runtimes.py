@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ RAW = {  # how an array is held here
 }  # fmt: skip
 ONNX_TYPE = {"fp32": 1, "int32": 6, "int64": 7, "bool": 9, "fp16": 10, "bf16": 16}  # onnx.TensorProto.DataType
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Softmax", "Attention", "MultiHeadAttention")
+_NO_MEMORY = ("bad_alloc", "allocate memory", "not enough memory", "out of memory", "cannot allocate")
 Arrays = dict[str, Any]
 Run = Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], Arrays]  # inputs, shapes of outputs -> outputs
 
@@ -63,7 +65,7 @@ def load(folder: Path, bundle: Mapping[str, Any], options: Mapping[str, str]) ->
     try:
         return loader(folder, bundle, {**runtime["settings"], **options})
     except failures() as err:
-        words = " ".join(str(err).split())[:400] or type(err).__name__
+        words = spoken(err)
         text = f"{here} cannot load {bundle['model']}: {words}; the bundle was made with {made_with} on {machine}"
         raise Fault(CANNOT_LOAD, text) from err
 
@@ -74,6 +76,13 @@ def failures() -> tuple[type[BaseException], ...]:
     states = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
     own = (e for e in vars(states).values() if isinstance(e, type) and issubclass(e, Exception)) if states else ()
     return (*usual, *own)
+
+
+def spoken(err: BaseException) -> str:
+    """The words of a runtime in one line, without places in its source; where memory is what lacks, that first."""
+    words = " ".join(str(err).split()) or type(err).__name__
+    words = re.sub(r"/\S+\.(?:cc|cpp|h|hpp):\d+ (?:\S+ \S+?\([^()]*\) )?", "", words)[:400]
+    return f"out of memory: {words}" if isinstance(err, MemoryError) or any(w in words for w in _NO_MEMORY) else words
 
 
 def open_session(ort: Any, path: Path, settings: dict[str, Any]) -> Any:
@@ -322,7 +331,7 @@ class Cuda:
     def allocate(self, size_bytes: int) -> Any:
         """Memory on the GPU: its address, as ctypes.c_size_t."""
         place = ctypes.c_size_t()
-        self.call("cuMemAlloc_v2", ctypes.byref(place), size_bytes)
+        self.call("cuMemAlloc_v2", ctypes.byref(place), max(size_bytes, 1))  # an empty cache needs a place too
         return place
 
 

@@ -1,6 +1,7 @@
 """What an ONNX file from elsewhere holds, found without a runtime and without trusting a word of it."""
 
 import hashlib
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from attnbench.untrusted.asked import ASKING, sizes_asked
 from attnbench.untrusted.formats import refuse_foreign
 from attnbench.untrusted.functions import CallKey, expanded_nodes
 from attnbench.untrusted.paths import open_named
@@ -17,15 +19,14 @@ from attnbench.untrusted.wire import SCHEMA, Field, Reader
 MAX_MODEL_BYTES = (1 << 31) - 1  # of the .onnx alone: no protobuf message is longer
 MAX_BYTES = 64 << 30  # with the data beside it
 MAX_SHAPE_BYTES = 1024  # of an attribute's integers that are kept
+MAX_COMBINATIONS = 1000  # of what names that functions share may mean, for operators that several inputs tell
 MAX_VERSION = 99  # of the format and of opsets
 MAX_EXPANDED_NODES = 2_000_000  # with every function written out
 
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
 # Operators that carry a program: an engine compiled elsewhere, or the name of Python code.
 CODE_OPERATORS = ("EPContext", "PythonOp", "PythonOpGrad", "PyOp", "ATen")
-# Where operators say the size of what they make: the input that is a shape, or the attribute.
-_SHAPE_INPUTS = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1, "Reshape": 1}
-_SHAPE_ATTRIBUTES = ("RandomNormal", "RandomUniform")
+_SHAPE_ATTRIBUTES = ("RandomNormal", "RandomUniform")  # operators that say what they make in an attribute
 _NOT_KEPT = ("node", "value_info", "quantization_annotation", "device_configurations")  # looked at and counted
 _ONE_OF_TYPE = ("tensor_type", "sequence_type", "map_type", "optional_type", "sparse_tensor_type", "opaque_type")
 
@@ -112,7 +113,7 @@ class _Walk:
         self._rules = TensorRules(reader, folder, max_bytes)
         self._tensors: list[StoredTensor] = []
         self._shapes: dict[str, list[tuple[int, ...]]] = {}  # small integer tensors by name
-        self._asked: list[tuple[str, str]] = []  # operator, and the name of the shape that it is given
+        self._asked: list[tuple[str, list[str]]] = []  # operator, and what tells it how large its output is
         self._bodies: dict[CallKey, Counter[CallKey]] = {}  # nodes of every function
         self._nodes: Counter[CallKey] = Counter()  # of the graph, or of the function that is being read
         self._written: set[str] = set()  # by nodes of the graph or function that is being read
@@ -244,8 +245,8 @@ class _Walk:
                 self._shapes.setdefault(name, []).append(attribute.ints)
             if op in _SHAPE_ATTRIBUTES and attribute.name == "shape":
                 self._rules.elements(list(attribute.ints), f"operator {op}")
-        if op in _SHAPE_INPUTS and len(inputs) > _SHAPE_INPUTS[op]:
-            self._asked.append((op, inputs[_SHAPE_INPUTS[op]]))
+        if op in ASKING and len(inputs) > max(ASKING[op]):
+            self._asked.append((op, [inputs[index] for index in ASKING[op]]))
         self._nodes[_plain_domain(domain), op, overload] += 1
 
     def _attribute(self, found: dict[str, list[Any]]) -> _Attribute:
@@ -278,10 +279,11 @@ class _Walk:
             self._shapes.setdefault(name, []).append(tensor.values)
 
     def _refuse_large_shapes(self) -> None:
-        for op, name in self._asked:
-            for shape in self._shapes.get(name, []):
-                known = [size for size in shape if size > 0]  # Reshape has 0 and -1 for sizes that it works out
-                self._rules.elements(known, f"operator {op}, by its input {name!r},")
+        for op, names in self._asked:
+            by = ", ".join(map(repr, names))
+            every = itertools.product(*(self._shapes.get(name, []) for name in names))
+            for told in every if len(names) == 1 else itertools.islice(every, MAX_COMBINATIONS):
+                self._rules.elements(sizes_asked(op, told), f"operator {op}, by its input {by},")
 
     def _value(self, found: dict[str, list[Any]]) -> Value:
         name = found.get("name", [""])[0]

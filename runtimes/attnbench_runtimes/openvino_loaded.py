@@ -174,4 +174,5 @@ def words(error: Exception) -> str:
     spoken = [line for line in lines if line and not _NOISE.match(line)]
     if summary and summary[0].startswith("Conversion is failed") and "Summary:" in spoken[1:]:
         return f"{summary[0]}: {spoken[spoken.index('Summary:') - 1]}"
-    return (summary or spoken or lines or [""])[0]
+    first = (summary or spoken or lines or [""])[0]
+    return f"out of memory ({first})" if first == "std::bad_alloc" else first

@@ -136,7 +136,7 @@ class LoadedFile:
                 run(io, run_options)
             except (RuntimeError, states.RuntimeException, states.Fail) as err:
                 if binding.is_out_of_memory(err):
-                    raise MemoryError(str(err)) from err
+                    raise MemoryError(ort_words.plain(err, dtype=self._dtype)) from err
                 raise RuntimeError(ort_words.plain(err, dtype=self._dtype)) from err
             self._ran = True
 

@@ -4,6 +4,7 @@ import re
 
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)\) node with name '(.*?)'")
 _FAILED = re.compile(r"returned while running (\w+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
+_ALLOCATION = re.compile(r"[Ff]ailed to allocate memory for requested buffer of size (\d+)")
 _PREFIX = re.compile(r"^(?:\w+: )?\[ONNXRuntimeError\] : (?:\d+ : [A-Z_]+ : )?")
 _SOURCE = re.compile(r"^/\S+\.(?:cc|h|cpp):\d+ ")
 
@@ -29,6 +30,8 @@ def plain(error: Exception, *, dtype: str = "") -> str:
 
 def _why(message: str) -> str:
     """A status message without its place in the source: what it explains, else the condition that was false."""
+    if asked := _ALLOCATION.search(message):
+        return f"out of memory for a buffer of {asked[1]} bytes"
     first = message.strip().splitlines()[0] if message.strip() else ""
     if not _SOURCE.match(first):
         return first

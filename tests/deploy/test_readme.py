@@ -25,7 +25,7 @@ def test_masks_sizes_and_every_error_are_told(ort_bundle, torch_bundle):
         assert f"| {case.file} | `y` | {case.errors['y']:.2g} | {case.limits['y']:.2g} | {case.reason} |" in text
     decode = (torch_bundle / "README.md").read_text(encoding="utf-8")
     assert "aligned bottom-right: the last query sees every key" in decode
-    assert "`past_len` 1 to 47" in decode
+    assert "`past_len` 0 to 47" in decode
     assert "| `present_key` | bf16 | batch_size x 4 x kv_len x 8 |" in decode
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attnbench import bundles
-from attnbench.deploy import rtx
+from attnbench.deploy import golden, rtx
 from attnbench.deploy.verify_runtimes import CANNOT_LOAD, Fault, load
 from attnbench.errors import InputError, UnavailableError
 from attnbench.problem import Problem
@@ -28,12 +28,22 @@ def test_architectures_are_read_once_each_and_others_are_refused_with_those_ther
             rtx.parse_archs(text)
 
 
+@pytest.mark.parametrize("variant", ["self", "cross", "decode"])
+def test_every_golden_case_is_within_the_profile(variant: str) -> None:
+    problem = Problem.make(variant=variant, seq_len=8, num_heads=2, head_dim=8)  # type: ignore[arg-type]
+    profile = rtx.profile_of(problem, 64)
+    for sized in golden.sizes_of(problem, 64):
+        for name, shape in sized.input_shapes().items():
+            least, _, most = profile[name]
+            assert all(a <= size <= b for a, size, b in zip(least, shape, most, strict=True)), (name, sized.label())
+
+
 def test_the_profile_reaches_from_one_token_to_the_largest_length_of_every_input() -> None:
     cross = rtx.profile_of(Problem.make(variant="cross", seq_len=8, num_heads=2, head_dim=8), 1024)
     assert cross == {name: [[1, 1, 16], [1, 512, 16], [8, 1024, 16]] for name in ("query", "context")}
     decode = rtx.profile_of(Problem.make(variant="decode", seq_len=8, num_heads=2, head_dim=8), 64)
-    assert decode["x"] == [[1, 1, 16], [1, 1, 16], [8, 1, 16]]
-    assert decode["past_key"] == [[1, 2, 1, 8], [1, 2, 63, 8], [8, 2, 63, 8]]
+    assert decode["x"] == [[1, 1, 16], [1, 1, 16], [8, 5, 16]]
+    assert decode["past_key"] == [[1, 2, 0, 8], [1, 2, 63, 8], [8, 2, 63, 8]]
 
 
 def test_without_the_package_the_target_says_what_to_install_and_leaves_nothing(

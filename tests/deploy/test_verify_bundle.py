@@ -161,7 +161,7 @@ def test_npz_files_are_the_same_bytes_for_the_same_arrays_and_have_no_pickle():
     [
         (Problem.make(variant="causal", seq_len=8), [(2, 17, 17), (1, 1, 1), (1, 40, 40)]),
         (Problem.make(variant="cross", seq_len=8), [(2, 17, 9), (2, 9, 17), (1, 1, 1), (1, 40, 40)]),
-        (Problem.make(variant="decode", seq_len=8), [(2, 3, 20), (1, 1, 2), (1, 1, 40)]),
+        (Problem.make(variant="decode", seq_len=8), [(2, 3, 20), (1, 1, 2), (2, 5, 5), (1, 1, 40)]),
     ],
 )
 def test_the_sizes_of_golden_cases(problem, sizes):

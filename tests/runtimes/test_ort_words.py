@@ -38,6 +38,14 @@ _FAIL = (
             "Attention (node core) fails in onnxruntime: "
             "attn_mask->Shape()[1] == parameters.total_sequence_length does not hold",
         ),
+        (
+            "Error in execution: Non-zero status code returned while running Pad node. Name:'widen' Status Message: "
+            "/onnxruntime_src/onnxruntime/core/framework/bfc_arena.cc:360 void* "
+            "onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, onnxruntime::Stream*) Failed to allocate memory "
+            "for requested buffer of size 4398046511360\n",
+            "",
+            "Pad (node widen) fails in onnxruntime: out of memory for a buffer of 4398046511360 bytes",
+        ),
         ("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model failed:Protobuf parsing failed.", "",
          "Load model failed:Protobuf parsing failed."),
         ("", "", "onnxruntime gives no reason"),
