@@ -1,6 +1,7 @@
 """From a sweep to a finished run directory: plan, start, run every problem group, end well whatever happens."""
 
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -67,8 +68,10 @@ def prepare(sweep: Sweep) -> Prepared:
     started_s = time.monotonic()
     for name in sweep.exporters:
         plugins.find("exporter", name)
-    exporter_probes = plugins.probe_all("exporter", sweep.exporters or grid.DEFAULT_EXPORTERS)
-    return prepare_arms(sweep, grid.problems(sweep), exporter_probes, started_s)
+    prepared = prepare_arms(sweep, grid.problems(sweep), {}, started_s)
+    needed = dict.fromkeys(arm.exporter for arm in prepared.arms if arm.exporter != grid.TORCH)
+    prepared.exporter_probes = plugins.probe_all("exporter", needed)
+    return prepared
 
 
 def prepare_arms(
@@ -119,7 +122,8 @@ def prepare_arms(
     threads = sweep.threads or environment.default_threads()
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes(), beside)
     if choice is not None:
-        plan = replace(plan, notices=(*plan.notices, *choice.notices))
+        overrides = environment.precision_overrides(os.environ)
+        plan = replace(plan, notices=(*plan.notices, *choice.notices, *overrides))
     return Prepared(
         sweep=sweep, plan=plan, problems=problems, arms=arms, beside=beside,
         runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s, devices=chosen_devices,

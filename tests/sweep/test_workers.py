@@ -1,10 +1,12 @@
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from attnbench import interpreters, plugins
 from attnbench.errors import (
     ArtifactError,
     AttnbenchError,
@@ -16,7 +18,7 @@ from attnbench.errors import (
 )
 from attnbench.interfaces import Probe
 from attnbench.measure import environment
-from attnbench.sweep import runner
+from attnbench.sweep import grid, runner
 from attnbench.sweep.bench import ALWAYS_PRELOADED
 from attnbench.sweep.grid import Arm
 from attnbench.sweep.workers import ForkServer, ForkServers, ReportedError, Worker, as_exception
@@ -89,3 +91,17 @@ def test_only_what_the_arms_need_is_imported_ahead() -> None:
     )
     runner._start_importing(bench)
     assert started == [("runtime", "torch-sdpa"), ("runtime", "ort-cpu"), ("exporter", "onnx-contrib")]
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "asked"), [(("torch-sdpa",), []), (("torch-sdpa", "ort-cpu"), ["onnx-decomposed", "onnx-contrib"])]
+)
+def test_only_exporters_of_arms_are_asked_whether_they_work_here(
+    monkeypatch: pytest.MonkeyPatch, runtimes: tuple[str, ...], asked: list[str]
+) -> None:
+    probe = Probe(available=True, version="1", devices=("cpu",))
+    answers = {name: replace(probe, traits={"takes_artifact": name != "torch-sdpa"}) for name in runtimes}
+    monkeypatch.setattr(interpreters, "probe_runtimes", lambda names: answers)
+    monkeypatch.setattr(plugins, "probe_all", lambda kind, names: dict.fromkeys(names, probe))
+    sweep = grid.validate({"runtimes": runtimes, "exporters": ("onnx-decomposed", "onnx-contrib")}, where="test")
+    assert list(runner.prepare(sweep).exporter_probes) == asked
