@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,12 +45,23 @@ def test_a_stopped_run_keeps_and_reports_what_is_finished(tmp_path: Path, number
 
 def test_a_stop_before_anything_runs_is_130_without_a_traceback(tmp_path: Path) -> None:
     process = start(tmp_path, "8")
-    time.sleep(0.7)
+    _wait_until_it_catches(signal.SIGTERM, process.pid)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert _left_running(process.pid) == []
+
+
+def _wait_until_it_catches(number: signal.Signals, pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        assert caught
+        if int(caught[1], 16) >> (number - 1) & 1:
+            return
+        assert time.monotonic() < deadline, f"no handler for {number.name}"
+        time.sleep(0.01)
 
 
 def _left_running(parent: int) -> list[str]:

@@ -165,6 +165,7 @@ def test_a_broken_probe_costs_one_line(probing: Callable[[str], str], body: str,
     assert re.search(reason, probing(body))
 
 
+@pytest.mark.alone
 def test_a_probe_that_hangs_is_killed_with_its_children(probing: Callable[..., str], tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     body = (
