@@ -65,7 +65,7 @@ def stage_engine(
     Raises:
         UnavailableError: it is alone, and cannot be opened here.
         AttnbenchError: as `engine_tasks.take`, with the name that the user gave.
-        WorkerError: opening it ended the worker.
+        WorkerError: the worker that opened it ended, or failed in another way.
     """
     (folder / _FOLDER).mkdir(mode=0o700)
     copy = folder / _FOLDER / _COPY
@@ -82,7 +82,7 @@ def stage_engine(
         if is_alone:
             raise UnavailableError(why) from err
     except WorkerError as err:
-        raise type(err)(f"--engine {str(path)!r} ended the worker that opened it: {err}") from err
+        raise type(err)(f"--engine {str(path)!r} cannot be opened: {_named(err, copy, path)}") from err
     except AttnbenchError as err:
         raise type(err)(_named(err, copy, path)) from err
     return StagedEngine(

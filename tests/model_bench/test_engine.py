@@ -111,7 +111,7 @@ def test_an_engine_of_another_file_is_refused(tmp_path: Path, changed: dict[str,
 @pytest.mark.parametrize(
     ("mood", "error", "told"),
     [
-        ("killed", WorkerError, r"--engine '.*m 1\.plan' ended the worker that opened it: .*SIGKILL"),
+        ("killed", WorkerError, r"--engine '.*m 1\.plan' cannot be opened: killed by signal 9 \(SIGKILL\)"),
         ("away", UnavailableError, r"--engine '.*m 1\.plan' opens on cuda:0 only: there is no NVIDIA driver"),
         ("old", UnsupportedError, r"does not open --engine '.*m 1\.plan': Version tag does not match"),
     ],
