@@ -15,7 +15,6 @@ LOW_MEMORY_BYTES = 4 << 30
 SLOWING_VARIABLES = {
     "OPENBLAS_CORETYPE": "can halve NumPy's speed",
     "OPENBLAS_L2_SIZE": "can halve NumPy's speed",
-    "NVIDIA_TF32_OVERRIDE": "changes what fp32 means on a GPU",
     "LD_PRELOAD": "may change any library",
 }
 
@@ -80,6 +79,7 @@ def _variables(variables: Mapping[str, str]) -> list[str]:
         for name, harm in SLOWING_VARIABLES.items()
         if name in variables
     ]
+    found += environment.precision_overrides(variables)
     threads = [f"{name}={value}" for name, value in variables.items() if name.endswith("_NUM_THREADS")]
     if threads:
         found.append(f"{', '.join(threads)} is set; workers ignore it and take --threads")

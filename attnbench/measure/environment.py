@@ -35,6 +35,15 @@ _SCRUBBED = re.compile(
     r"|TORCH|TORCHINDUCTOR|PYTORCH|ATEN|AT|TENSORRT|TRT|GLIBC_TUNABLES|MALLOC|LD_PRELOAD|LD_AUDIT|PYTHON[A-Z]*|NVIDIA_TF32_OVERRIDE"
     r"|CUBLAS|CUDNN|CUDA_LAUNCH_BLOCKING|TRITON)(_|$)"
 )
+# Those of them that decide in which precision a GPU computes, whatever --fp32 says.
+PRECISION_VARIABLES = {
+    "NVIDIA_TF32_OVERRIDE": "forbids TF32 to all of NVIDIA's libraries, or forces it",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "allows TF32 to torch, or forbids it",
+    "CUBLAS_EMULATE_SINGLE_PRECISION": "has cuBLAS compute fp32 by products of bf16",
+    "ORT_TENSORRT_FP16_ENABLE": "has TensorRT in ONNX Runtime compute fp32 in fp16",
+    "ORT_TENSORRT_BF16_ENABLE": "has TensorRT in ONNX Runtime compute fp32 in bf16",
+    "ORT_TENSORRT_INT8_ENABLE": "has TensorRT in ONNX Runtime compute fp32 in int8",
+}
 # Where a library is found, not how it runs.
 _KEPT = frozenset({"TORCH_HOME", "PYTHONHASHSEED", "OPENVINO_LIB_PATHS", "PYTHONPYCACHEPREFIX", "PYTHONNOUSERSITE"})
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -247,6 +256,15 @@ def seen_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that change what is measured, and device selection, as they were set."""
     shown = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
     return {k: v for k, v in sorted(variables.items()) if k in shown or _is_scrubbed(k)}
+
+
+def precision_overrides(variables: Mapping[str, str]) -> list[str]:
+    """What is set beside --fp32 and would decide in its place, one sentence each."""
+    return [
+        f"{name}={variables[name]} is set and {harm}; workers are started without it, --fp32 decides"
+        for name, harm in PRECISION_VARIABLES.items()
+        if name in variables
+    ]
 
 
 def scrubbed_environment(threads: int, variables: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:

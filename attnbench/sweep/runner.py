@@ -1,6 +1,7 @@
 """From a sweep to a finished run directory: plan, start, run every problem group, end well whatever happens."""
 
 import contextlib
+import os
 import secrets
 import shutil
 import signal
@@ -121,7 +122,8 @@ def prepare_arms(
     threads = sweep.threads or environment.default_threads()
     plan = make_plan(sweep, problems, arms, threads, memory.available_memory_bytes(), beside)
     if choice is not None:
-        plan = replace(plan, notices=(*plan.notices, *choice.notices))
+        overrides = environment.precision_overrides(os.environ)
+        plan = replace(plan, notices=(*plan.notices, *choice.notices, *overrides))
     return Prepared(
         sweep=sweep, plan=plan, problems=problems, arms=arms, beside=beside,
         runtime_probes=runtime_probes, exporter_probes=exporter_probes, started_s=started_s, devices=chosen_devices,

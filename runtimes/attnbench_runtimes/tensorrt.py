@@ -7,6 +7,7 @@ without a GPU; not yet timed on one.
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ from attnbench.errors import UnavailableError, UnsupportedError
 from attnbench.interfaces import UNKNOWN, Artifact, CompiledFacts, Probe, Settings, Support
 from attnbench.model_problem import AnyProblem, ModelProblem
 from attnbench.problem import Problem
-from attnbench_runtimes import binding, cuda_driver, gpu_stack
+from attnbench_runtimes import binding, cuda_driver, gpu_stack, tf32
 
 if TYPE_CHECKING:
     from attnbench.engine_facts import EngineFacts
@@ -44,7 +45,7 @@ class TensorrtRuntime:
     # apart. exact: kernels chosen for the problem's own sizes; range: for all from one token up to them.
     options: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "attention": ("strict", "decomposable"), "profile": ("exact", "range"), "cuda_graph": ("off", "on"),
-        "cache": ("off", "on"),
+        "cache": ("off", "on"), tf32.OPTION: tf32.SWITCH,
     }  # fmt: skip
 
     def probe(self) -> Probe:
@@ -151,11 +152,12 @@ class TensorrtRuntime:
         if "arch" in settings.options:
             raise UnsupportedError(f"{self.name} runs what it compiles for the GPU that is here; leave arch out")
         asked.pop("arch", None)  # None: of the GPU that is here
+        tf32.set_override(allowed=is_tf32(settings))
         with cuda_buffers.opened(cuda_driver.device_index(settings.device, self.name)) as device:
             yield asked, device
 
     def _asked(self, settings: Settings) -> dict[str, str]:
-        """Every option with its value, the first of its values where it was not given.
+        """Every option but `use_tf32` with its value, the first of its values where it was not given.
 
         Raises:
             UnsupportedError: an option or value that there is not.
@@ -165,7 +167,9 @@ class TensorrtRuntime:
                 raise UnsupportedError(f"{self.name} has no option {name!r}; known: {', '.join(self.options)}")
             if value not in self.options[name]:
                 raise UnsupportedError(f"{name} is one of {', '.join(self.options[name])}, got {value!r}")
-        return {name: settings.options.get(name, values[0]) for name, values in self.options.items()}
+        given = {name: settings.options.get(name, values[0]) for name, values in self.options.items()}
+        del given[tf32.OPTION]  # see `is_tf32`: where it is not given, the policy decides
+        return given
 
 
 class Tensorrt(TensorrtRuntime):
@@ -237,8 +241,8 @@ def _compiled_facts(
 
 
 def is_tf32(settings: Settings) -> bool:
-    """May products of fp32 take TF32?"""
-    return settings.fp32 != "strict"
+    """May products of fp32 take TF32? As for all runtimes; what is compiled without a GPU is for one all the same."""
+    return tf32.is_allowed(replace(settings, device="cuda:0"))
 
 
 def compiled(

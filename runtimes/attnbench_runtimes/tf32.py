@@ -11,6 +11,8 @@ OPTION = "use_tf32"  # of a runtime: one arm with TF32, one without
 SWITCH = ("off", "on")
 OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries when they start; 0 forbids TF32 to all of them
 
+TORCH_OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"  # read by torch when it is imported
+
 
 def is_allowed(settings: Settings) -> bool:
     """May products of fp32 be computed in TF32? By the option, else by the policy; a CPU has no TF32."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import replace
 from typing import Any
@@ -152,5 +153,7 @@ def check_matmul_precision(*, tf32_allowed: bool = False) -> str:
     if allowed != ("high" if tf32_allowed else "highest") or allowed_onednn not in ("none", "ieee"):
         found = f"float32_matmul_precision {allowed!r}, mkldnn.matmul.fp32_precision {allowed_onednn!r}"
         wanted = "in TF32" if tf32_allowed else "in full precision"
-        raise ReadBackError(f"fp32 products {wanted} were asked, torch has {found}")
+        value = os.environ.get(tf32.TORCH_OVERRIDE)
+        by = "" if value is None else f"; {tf32.TORCH_OVERRIDE}={value} is set: unset it"
+        raise ReadBackError(f"fp32 products {wanted} were asked, torch has {found}{by}")
     return allowed

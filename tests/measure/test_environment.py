@@ -101,6 +101,17 @@ def test_tuning_variables_are_removed_and_named_and_the_rest_stays():
     assert not {k for k in set(env) - kept if k in given} - {"OMP_NUM_THREADS"}
 
 
+def test_every_variable_that_decides_over_the_precision_is_named_with_its_value_and_taken_from_workers():
+    for name in e.PRECISION_VARIABLES:
+        given = {name: "1", "PATH": "/bin"}
+        (words,) = e.precision_overrides(given)
+        assert words.startswith(f"{name}=1 is set and ")
+        assert words.endswith("workers are started without it, --fp32 decides")
+        assert name not in e.scrubbed_environment(1, given)[0]
+        assert e.seen_variables(given) == {name: "1"}
+    assert e.precision_overrides({"PATH": "/bin"}) == []
+
+
 def test_both_onnxruntime_packages_are_a_conflict_with_a_way_out(tmp_path, monkeypatch):
     for name in ("onnxruntime", "onnxruntime_gpu"):
         folder = tmp_path / f"{name}-1.0.dist-info"

@@ -198,6 +198,16 @@ def test_the_run_says_which_way_and_why(alone: Found) -> None:
     assert runner.reopen(path)[2].gpu_workers == "one-at-a-time"  # whatever the GPU says by then
 
 
+def test_a_variable_that_would_decide_over_tf32_is_a_notice(
+    run_with: Callable[[str], Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    plan = runner.prepare(grid.validate(FIELDS, where="test")).plan
+    assert any(notice.startswith("NVIDIA_TF32_OVERRIDE=1 is set and") for notice in plan.notices)
+    on_cpu = FIELDS | {"runtimes": ("good",), "baseline": "good", "options": ()}
+    assert not runner.prepare(grid.validate(on_cpu, where="test")).plan.notices
+
+
 def test_parked_workers_cannot_share_it(run_with: Callable[[str], Found]) -> None:
     rows, manifest, _, _ = run_with("parked")
     assert manifest["gpu_workers"]["mode"] == "parked"
