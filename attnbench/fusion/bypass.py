@@ -203,7 +203,9 @@ def _returned(model: Any) -> list[Change]:
     if not extra:
         return []
     by = next(node for node in model.graph.node if extra[-1] in node.output)
-    what = "returned scores" if by.op_type in ATTENTION or by.op_type in PRODUCTS else "returned weights"
+    is_weights = any(extra[-1] in reached_from(model, node.output[0]) for node in model.graph.node
+                     if node.op_type in ("Softmax", "Exp"))  # fmt: skip
+    what = "returned weights" if is_weights else "returned scores"
     words = f"without the {what} (`{by.op_type}` is used outside too)"
     return [Change(key="returned:", words=words, node=by.name)]
 

@@ -44,12 +44,12 @@ def guards(model: Any, first: Any, data: set[str]) -> list[Any]:
 
 
 def guard_words(model: Any, group: list[Any]) -> str:
-    """What a group of guards guards against: ` (NaN guard)`."""
+    """What a group of guards is for: ` (NaN guard)`."""
     producers = {name: node for node in model.graph.node for name in node.output}
     tests = {test.op_type for node in group for test in _tests_above(producers, node.input[0])}
     if "IsNaN" in tests:
         return " (NaN guard)" if len(group) == 1 else f" (NaN and infinity guard of {len(group)})"
-    return " (guard)"
+    return " (mask made of the scores)"
 
 
 def _is_guard(producers: Mapping[str, Any], where: Any, data: set[str]) -> bool:

@@ -48,6 +48,28 @@ def test_all_that_can_be_left_out_is_offered_and_nothing_else(tmp_path: Path, la
     assert words_of(region_of(tmp_path, layer)) == words
 
 
+def test_scores_that_are_returned_are_no_weights(tmp_path: Path) -> None:
+    model = encoder([Layer()])
+    scores = next(name for node in model.graph.node for name in node.output if ".Div." in name)
+    model.graph.output.append(onnx.helper.make_tensor_value_info(scores, TensorProto.FLOAT16, None))
+    (region,) = find_regions(graph := graph_of(tmp_path, model))
+    made = cut(graph, region)
+    assert made is not None
+    assert words_of(made.model) == ["without the returned scores (`Div` is used outside too)"]
+
+
+def test_a_mask_made_of_the_scores_is_no_mask_of_the_user(tmp_path: Path) -> None:
+    """Only the largest scores of each row, as sparse attention keeps them."""
+    model = region_of(tmp_path, Layer(inside=("where_mask",)))
+    where = next(node for node in model.graph.node if node.op_type == "Where")
+    limit = onnx.numpy_helper.from_array(np.array(0.5, np.float16), "limit")
+    model.graph.initializer.append(limit)
+    test = onnx.helper.make_node("Less", [where.input[1], "limit"], ["is_small"], name="n90")
+    model.graph.node.insert(list(model.graph.node).index(where), test)
+    where.input[0] = "is_small"
+    assert words_of(model) == ["without `Where` (mask made of the scores)"]
+
+
 def test_a_region_of_fp32_is_offered_in_fp16(tmp_path: Path) -> None:
     model = region_of(tmp_path, Layer(inside=("softcap",)), "fp32")
     assert words_of(model) == ["without `Tanh` (softcap)", "in fp16 instead of fp32"]

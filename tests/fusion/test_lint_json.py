@@ -11,8 +11,9 @@ import pytest
 
 from attnbench.fusion.lint_report import LintReport
 from attnbench.fusion.linter import lint
+from attnbench.fusion.sarif import as_sarif
 from tests.fusion.planted import Layer, encoder
-from tests.fusion.test_sarif import EMPTY, FUSED, REPORT, UNKNOWN
+from tests.fusion.test_sarif import EMPTY, FUSED, REPORT, UNKNOWN, assert_valid
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "fusion-lint.schema.json").read_text(encoding="utf-8"))
 
@@ -43,6 +44,7 @@ def test_a_real_one_too(tmp_path: Path) -> None:
     report = lint(tmp_path / "m.onnx")
     assert [region.verdict for region in report.regions] == ["fused", "unfused", "refused"]
     assert_told(report)
+    assert_valid(as_sarif(report))
 
 
 def test_the_schema_refuses_what_is_wrong() -> None:
