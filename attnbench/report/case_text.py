@@ -95,6 +95,11 @@ def _what_ran(r: Record) -> Iterator[str]:
     if r.device is None:
         yield f"Nothing was loaded: {r.reason or r.status}."
         return
+    if r.status == "compiled":
+        planned = text.fmt_bytes(r.planned_activation_bytes)
+        yield f"Compiled for {r.device} and not run: {planned} of device memory beside weights, inputs and outputs."
+        yield f"Attention kernel: {r.attention_kernel or 'unknown'}. {r.facts.get('attention', '')}".strip()
+        return
     threads = "an unknown number of threads" if r.threads is None else text.fmt_count(r.threads, "thread")
     yield f"On {r.device} ({r.device_name}), {threads}, products in {r.compute_precision or 'unknown precision'}."
     yield from device_lines(r)
@@ -115,7 +120,7 @@ def _status(r: Record) -> Iterator[str]:
 
 
 def _right(r: Record) -> Iterator[str]:
-    if (judge := judge_of([r])) not in (None, r.arm):
+    if r.status != "compiled" and (judge := judge_of([r])) not in (None, r.arm):
         yield f"Compared with {judge}, whose own answer was not judged."
     found = gates(r)
     if not found:

@@ -8,7 +8,7 @@ from attnbench.problem import USUAL_MASK
 from attnbench.records import COMPILES_ONLY, Record
 from attnbench.report.sections import Section, Table
 from attnbench.report.style import GRID
-from attnbench.report.text import fmt_bytes, fmt_count, short_arm, unique
+from attnbench.report.text import fmt_bytes, fmt_count, printable, short_arm, unique
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,9 +55,10 @@ def series_of(records: Sequence[Record]) -> list[Series]:
 
 
 def _problem_words(r: Record) -> str:
-    """`causal fp16`, with what is not usual; of a model its name."""
+    """`causal fp16`, with what is not usual; of a model its name and the sizes that do not follow T."""
     if r.model is not None:
-        return f"{r.model} {r.dtype}"
+        sizes = [f"{printable(dim)}={size}" for dim, size in r.sizes.items() if dim != r.bound]
+        return " ".join([printable(r.model), *sizes, r.dtype])
     words = [r.variant, *([r.mask] if r.mask not in (None, USUAL_MASK.get(r.variant, "none")) else []), r.dtype]
     heads = f"H={r.num_heads}/{r.num_kv_heads} D={r.head_dim} B={r.batch_size}"
     return " ".join([*([r.part] if r.part != "block" else []), *words, *([heads] if heads != "H=8/8 D=64 B=1" else [])])
@@ -87,7 +88,7 @@ def compiled_section(records: Sequence[Record]) -> Section | None:
             tables.append(
                 Table(
                     caption=f"Planned device memory, {compiler}",
-                    head=["file", "attention", *(f"T = {length}" for length in lengths), "growth"],
+                    head=["file", "attention", *map(_at, lengths), "growth"],
                     rows=[
                         [s.name, s.kernel, *(_bytes(s.planned.get(n)) for n in lengths), growth_words(s)] for s in mine
                     ],
@@ -101,6 +102,11 @@ def compiled_section(records: Sequence[Record]) -> Section | None:
         lines=[*_law_lines(all_series), *_refused(all_series)],
         tables=tables,
     )
+
+
+def _at(length: int) -> str:
+    """`T = 128`; a model of which no size is swept has no T."""
+    return f"T = {length}" if length else "its own sizes"
 
 
 def _bytes(size: int | None) -> str:
@@ -121,9 +127,10 @@ def _law_lines(all_series: Sequence[Series]) -> list[str]:
                 if mine:
                     most = max(mine, key=lambda s: max(s.planned.values()))
                     length = max(most.planned)
+                    grows = f"planned memory {law}, at" if length else "planned memory at"
                     lines.append(
-                        f"{compiler}, {dtype}: {kernel} in {fmt_count(len(mine), 'file')}; planned memory {law}, at "
-                        f"T = {length} up to {fmt_bytes(most.planned[length])}."
+                        f"{compiler}, {dtype}: {kernel} in {fmt_count(len(mine), 'file')}; {grows} {_at(length)} up to "
+                        f"{fmt_bytes(most.planned[length])}."
                     )
     return lines
 

@@ -31,6 +31,26 @@ def test_it_says_what_ran_and_how_that_is_known(told):
     assert "cache" not in words
 
 
+def test_what_was_only_compiled_ran_nowhere_and_was_compared_with_nothing(told):
+    words = told(
+        "file@tensorrt-rtx", exporter="file", status="compiled", device="sm89", device_name=None, threads=None,
+        planned_activation_bytes=3 << 20, attention_kernel="fused", facts={"attention": "2 of 2 attentions"},
+        model="m.onnx", part="model", variant="model", artifact_sha256="a" * 64, latency_ms_median=None,
+        worst_row_rel_err=None, gain_err=None,
+    )  # fmt: skip
+    assert "took the file as it was given" in words["What ran"]
+    assert "Compiled for sm89 and not run: 3.00 MiB of device memory beside weights" in words["What ran"]
+    assert words["What ran"].endswith("Attention kernel: fused. 2 of 2 attentions")
+    assert "None" not in words["What ran"]
+    assert not any("ompared with" in text for text in words.values())
+
+
+def test_an_engine_is_taken_as_it_was_given(told):
+    given = {"model": "m.plan", "part": "model", "variant": "model", "artifact_sha256": "a" * 64, "opset": None}
+    words = told("engine@tensorrt", exporter="engine", **given)
+    assert "took the engine as it was given" in words["What ran"]
+
+
 def test_the_gate_nearest_to_its_limit_decided(told):
     words = told(
         worst_row_rel_err=1e-6, worst_row_limit=4e-6, err_vs_eager=2.0, peaked_worst_row_rel_err=3e-6,

@@ -92,6 +92,34 @@ def test_a_file_of_the_user_goes_by_its_name() -> None:
     assert "  Not compiled: mine.onnx fp16 file@tensorrt-rtx: no way" in lines
 
 
+def of_model(batch: int, length: int | None, planned: int) -> Record:
+    """A row of a file of the user, compiled."""
+    sizes = {"batch": batch} if length is None else {"batch": batch, "seq": length}
+    fields = {"model": "mine.onnx", "part": "model", "variant": "model", "arm": "file@tensorrt-rtx", "sizes": sizes}
+    bound = None if length is None else "seq"
+    more = {"bound": bound, "q_len": length, "planned_activation_bytes": planned, "facts": {}}
+    return ROWS[0].model_copy(update={**fields, **more})
+
+
+def test_sizes_of_a_file_that_do_not_follow_t_have_lines_of_their_own() -> None:
+    rows = [of_model(batch, length, batch * length * 1024) for batch in (1, 8) for length in (64, 128)]
+    section = compiled_text.compiled_section(rows)
+    assert section is not None
+    assert section.tables[0].rows == [
+        ["mine.onnx batch=1 fp16 file@tensorrt-rtx", "fused", "64.0 KiB", "128 KiB", ""],
+        ["mine.onnx batch=8 fp16 file@tensorrt-rtx", "fused", "512 KiB", "1.00 MiB", ""],
+    ]
+
+
+def test_a_file_without_t_has_the_memory_of_its_own_sizes() -> None:
+    section = compiled_text.compiled_section([of_model(2, None, 3 * MIB)])
+    assert section is not None
+    assert section.tables[0].head == ["file", "attention", "its own sizes", "growth"]
+    assert section.lines == [
+        "tensorrt-rtx 1.7.1.116 for sm89, fp16: fused in 1 file; planned memory at its own sizes up to 3.00 MiB."
+    ]
+
+
 def test_slimming_a_picture_for_the_page_leaves_its_words_alone() -> None:
     svg = '<svg viewBox="0 0 9 9"><text x="1.23456">tensorrt-rtx 1.7.1.116, 2.0625 x</text></svg>'
     assert '<text x="1.23">tensorrt-rtx 1.7.1.116, 2.0625 x</text>' in figures.inline_svg(svg, "label")
