@@ -152,7 +152,12 @@ def _verify(bundle: Bundle) -> list[str]:
 
 
 def _made_again(bundle: Bundle) -> str:
-    return ", and makes expected outputs and limits again" if bundle.problem else ""
+    if bundle.problem:
+        return ", and makes expected outputs and limits again"
+    return (
+        f". Expected outputs and limits were made by `{bundle.module}`, which is not in here: who has it makes them "
+        "again with `attnbench export --module`, nobody else can"
+    )
 
 
 def _without_gpu(bundle: Bundle) -> str:

@@ -124,7 +124,7 @@ def verify(
         claim = _claims(shop, copy, bundle)
         if claim is not None:
             return Verification(exit_code=CHANGED, sentence=claim, torch=torch)
-        notes = (*verify_bundle.unlisted(folder, {"files": bundle.files}), *_of_script(copy))
+        notes = (*_of_module(bundle), *verify_bundle.unlisted(folder, {"files": bundle.files}), *_of_script(copy))
     return replace(_verdict(bundle, found, torch, torch_errors), notes=notes)
 
 
@@ -133,6 +133,16 @@ def _with_way_out(text: str, err: AttnbenchError | None = None) -> str:
     if "out of memory" not in text and not isinstance(err, WorkerOutOfMemory):
         return text
     return f"{text}; a worker may have what --memory-limit says, raise it for a bundle that you trust"
+
+
+def _of_module(bundle: Bundle) -> list[str]:
+    """A line where what is expected cannot be made again: of a module, which the bundle has not."""
+    if bundle.problem is not None:
+        return []
+    return [
+        f"expected outputs and limits are the word of bundle.json: they were made by {bundle.module}, which is not in "
+        "the bundle; where you have it, attnbench export --module makes them again"
+    ]
 
 
 def _of_script(folder: Path) -> list[str]:
@@ -253,7 +263,7 @@ def run_here(*, folder: str, options: dict[str, str]) -> dict[str, Any]:
 def _torch(shop: Shop, folder: Path, bundle: Bundle) -> tuple[str, dict[str, dict[str, float]]]:
     """What torch of this machine computes of the same cases: what ran, and errors by case."""
     if bundle.problem is None or bundle.seed is None:
-        return "not run: the bundle has the module's outputs, not the module; what they may be off by is its word", {}
+        return "not run: the bundle has outputs of a module, not the module", {}
     fields: dict[str, Any] = {"problem": bundle.problem, "seed": bundle.seed, "folder": str(folder)}
     try:
         found = shop.ask(f"{__name__}:torch_here", preload=WITH_TORCH, **fields)

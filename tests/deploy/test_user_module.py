@@ -137,6 +137,11 @@ def test_the_command_makes_a_bundle_that_verifies_without_attnbench(run: Any, fo
     assert passed == {"opset", "checker", "contract", "weights", "constants", "free sizes", "golden cases"}
     script = [sys.executable, "-I", str(folder / "bundle" / "verify.py")]
     assert subprocess.run(script, cwd="/", check=False, capture_output=True).returncode == 0
+    code, told, _ = run("verify", "bundle")
+    assert code == 0
+    assert "limits are the word of bundle.json: they were made by blocks:Own, which is not in the bundle" in told
+    page = (folder / "bundle" / "README.md").read_text(encoding="utf-8")
+    assert "Expected outputs and limits were made by `blocks:Own`, which is not in here" in page
 
 
 def test_a_refusal_by_the_command_is_one_sentence_and_leaves_nothing(run: Any, folder: Path) -> None:
