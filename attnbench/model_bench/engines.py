@@ -63,18 +63,24 @@ def stage_engine(
         is_alone: nothing else says what the model takes and gives.
 
     Raises:
+        InputError: no runtime of this environment was asked for.
         UnavailableError: it is alone, and cannot be opened here.
         AttnbenchError: as `engine_tasks.take`, with the name that the user gave.
         WorkerError: the worker that opened it ended, or failed in another way.
     """
+    here = [name for name in runtimes if "@" not in name]
+    if not here:
+        raise InputError(
+            f"--engine is opened in this environment first, and {', '.join(runtimes)} is of another; add tensorrt or "
+            "tensorrt-rtx"
+        )
     (folder / _FOLDER).mkdir(mode=0o700)
     copy = folder / _FOLDER / _COPY
-    here = [name for name in runtimes if "@" not in name]  # another interpreter opens nothing for this one
     facts, why = None, ""
     try:
         answer = shop.ask(
             "attnbench.model_bench.engine_tasks:take", preload=(), path=str(path), to=str(copy),
-            runtimes=here or list(runtimes), device=device if device.startswith("cuda") else _FIRST_GPU,
+            runtimes=here, device=device if device.startswith("cuda") else _FIRST_GPU,
         )  # fmt: skip
         facts = EngineFacts.from_dict(answer["facts"])
     except UnavailableError as err:

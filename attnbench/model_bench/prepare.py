@@ -23,7 +23,7 @@ from attnbench.model_bench.request import ModelRequest
 from attnbench.model_bench.runtimes import require_one
 from attnbench.model_bench.source import FOLDER, Source, restore, stage
 from attnbench.model_problem import AnyProblem, ModelProblem
-from attnbench.sweep import grid, runner
+from attnbench.sweep import grid, runner, runtime_options
 from attnbench.sweep.grid import Sweep
 from attnbench.sweep.model_arrays import array_shapes, load_arrays
 from attnbench.sweep.model_sizes import problems_of
@@ -106,7 +106,11 @@ def _sweep_of(request: ModelRequest, sweep: str | Path | None, given: Mapping[st
         named = given.get("runtimes") or RUNTIMES[kind]
         first = min(named, key=lambda name: kind == "onnx" and request.engine is not None and name in engines.RUNTIMES)
         exporter = (given.get("exporters") or EXPORTERS[kind])[0]
-        fields["baseline"] = first if first.startswith("torch-") else f"{exporter}@{first}"
+        # What is only compiled is compared with nothing: a baseline without its options would be one more row.
+        asked = runtime_options.combinations(given.get("options") or (), first)[0]
+        options = asked if first == grid.DEFAULT_COMPILER else ()
+        exporter = grid.TORCH if first.startswith("torch-") else exporter
+        fields["baseline"] = grid.Arm(exporter=exporter, runtime=first, options=options).asked
     return grid.validate(fields, where="bench of a model")
 
 

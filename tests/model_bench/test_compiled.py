@@ -166,6 +166,14 @@ def test_the_compiler_is_added_where_an_architecture_is_asked_and_not_else() -> 
     assert _filled(named, FILE).runtimes == ("ort-cpu",)
 
 
+def test_a_run_that_only_compiles_has_a_row_for_each_architecture_and_no_more(tmp_path: Path) -> None:
+    plan = api.plan(
+        onnx=models.save_attention(tmp_path / "m.onnx"), bind={"seq": "T"}, sizes={"batch": 1}, seq_lens=[8],
+        runtimes=["tensorrt-rtx"], options=["tensorrt-rtx:arch=sm89", "tensorrt-rtx:arch=sm120"],
+    )  # fmt: skip
+    assert plan.arms == ("file@tensorrt-rtx[arch=sm89]", "file@tensorrt-rtx[arch=sm120]")
+
+
 X = TensorSpec(name="x", dtype="fp32", dims=("b", 4))
 MODEL = ModelProblem(
     name="m", sizes={"b": 2}, inputs=(X,), outputs=(dataclasses.replace(X, name="y"),)

@@ -10,6 +10,7 @@ import pytest
 
 from attnbench import api
 from attnbench.errors import InputError, RecordsError, UnavailableError, UnsupportedError, WorkerError
+from attnbench.model_bench.engines import stage_engine
 from attnbench.records import Record
 from tests.conftest import Call, InstallPlugin, assert_one_sentence
 from tests.model_bench import engines
@@ -39,7 +40,10 @@ def by_arm(run: api.Run) -> dict[str, Record]:
     return {r.arm: r for r in run.rows}
 
 
-def test_an_engine_alone_runs_at_its_free_dims_and_is_judged_by_nobody_else(tmp_path: Path) -> None:
+def test_an_engine_alone_runs_at_its_free_dims_and_is_judged_by_nobody_else(
+    tmp_path: Path, run: Callable[..., Call]
+) -> None:
+    cli = run
     file = engines.save_engine(tmp_path / "m ü 1.plan")
     run = bench(tmp_path, file, bind={"x_dim1": "T"}, sizes={"x_dim0": 1}, seq_lens=[8, 64])
     assert [(r.arm, r.q_len, r.status, r.model, r.opset) for r in run.rows] == [
@@ -51,6 +55,8 @@ def test_an_engine_alone_runs_at_its_free_dims_and_is_judged_by_nobody_else(tmp_
     assert facts["engine"]["facts"]["version"] == "9.9"
     assert any("an engine alone has nothing that it is compared with" in notice for notice in run.manifest["notices"])
     assert run.exit_code == 0
+    told = cli("explain", str(run.path), run.rows[0].case_id)
+    assert "took the engine as it was given" in " ".join(told[1].split())
 
 
 def test_the_file_that_it_was_compiled_from_judges_it(tmp_path: Path) -> None:
@@ -208,6 +214,10 @@ def test_an_engine_goes_with_its_file_and_with_no_module(run: Callable[..., Call
     told = run("bench", "--engine", str(plan), "--module", "a:B", "--inputs", str(toml))
     assert_one_sentence(told)
     assert "--module and --engine are different models; give one" in told[2]
+    with pytest.raises(InputError, match=r"--save-outputs '.*m\.plan' is a file that the run reads"):
+        bench(tmp_path, plan, save_outputs=plan)
+    with pytest.raises(InputError, match=r"opened in this environment first, and tensorrt@/opt/x/bin/python is of an"):
+        stage_engine(plan, None, tmp_path, runtimes=["tensorrt@/opt/x/bin/python"], device="auto", is_alone=True)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="name one model"):
         api.bench(engine=plan, module="a:B", inputs=toml)
     told = run("bench", "--engine", str(plan), "--exporters", "onnx-attention")
