@@ -52,9 +52,9 @@ _TRAINING = script("none", "", "", is_training=True)
 
 MODELS = {
     # By the exporter of today.
-    "gemma-softcap": planted(Model(family="llama", layers=("", "softcap")), FUSED, SOFTCAP),
-    "bert-returned-weights": planted(Model(family="bert", layers=("", "returned")), FUSED, RETURNED),
-    "nan-to-num": planted(Model(family="added", layers=("nan_to_num", "")), GUARDS, FUSED),
+    "several": planted(
+        Model(family="llama", layers=("", "softcap", "returned", "nan_to_num")), FUSED, SOFTCAP, RETURNED, GUARDS
+    ),
     "opset-23": planted(Model(family="bool", layers=("sdpa", "softcap"), opset=23), FUSED, SOFTCAP),
     # By the older one; nothing planted.
     "llama-rope-gqa": planted(script("llama", "rope", "rope"), FUSED, FUSED),
@@ -66,7 +66,7 @@ MODELS = {
     "qk-norm-cosine": planted(script("gpt2", "qk_norm", "cosine"), FUSED, FUSED),
     "transposed-k-prefix": planted(script("none", "k_transposed", "prefix"), FUSED, FUSED),
     # Something planted.
-    "averaged-weights": planted(script("none", "averaged", ""), RETURNED, FUSED),
+    "averaged-weights": planted(script("bert", "averaged", ""), RETURNED, FUSED),
     "head-dim-320": planted(script("gpt2", "head_dim_320", ""), HEADS, FUSED),
     "bert-upcast-qk": planted(script("bert", "", "upcast_qk"), FUSED, ISLAND),
     "mqa-upcast-qk": planted(script("mqa", "upcast_qk", "rope"), ISLAND, FUSED),
@@ -80,7 +80,4 @@ MODELS = {
     "bf16-softcap": planted(script("bert", "softcap", "", dtype=torch.bfloat16), SOFTCAP, FUSED),
     "fp32": Planted(model=_FP32, due=(HALF, HALF), bypassed=replace(_FP32, dtype=torch.float16)),
     "training": Planted(model=_TRAINING, due=(DROPOUT, DROPOUT), bypassed=replace(_TRAINING, is_training=False)),
-    "several": planted(
-        script("gpt2", "softcap", "returned", ""), SOFTCAP, RETURNED, FUSED
-    ),
 }  # fmt: skip
