@@ -97,6 +97,12 @@ class Run:
         return plot(self.rows, kind, variant, run_names(self.manifest))
 
     @property
+    def missing(self) -> list[Record]:
+        """Rows of what was asked for by name and is unavailable: a runtime of --runtimes, an engine."""
+        names = (self.manifest.get("sweep") or {}).get("runtimes", ())
+        return [r for r in self.rows if r.status == "unavailable" and (r.runtime in names or r.exporter == "engine")]
+
+    @property
     def exit_code(self) -> int:
         """0 decided; 1 a failure, a required arm not ok, or no report; 3 nothing measured; 130 interrupted."""
         if self.manifest["interrupted"]:
@@ -104,8 +110,7 @@ class Run:
         if not self.is_reported:
             return 1
         sweep = self.manifest["sweep"]
-        named = {r.runtime for r in self.rows if r.runtime in sweep["runtimes"] and r.status == "unavailable"}
-        if named or not any(r.status in ("ok", "mismatch", "compiled") for r in self.rows):
+        if self.missing or not any(r.status in ("ok", "mismatch", "compiled") for r in self.rows):
             return 3
         if any(r.status in FAILED for r in self.rows):
             return 1

@@ -91,7 +91,7 @@ def exit_sentence(run: "Run") -> str:
     """Why the exit code is 1 or 3, in one sentence; empty for 0 and for an interrupt."""
     sweep = run.manifest.get("sweep") or {}
     if run.exit_code == 3:
-        named = [r for r in run.rows if r.runtime in sweep.get("runtimes", ()) and r.status == "unavailable"]
+        named = run.missing
         why = f"{named[0].runtime} was asked for and is unavailable" if named else "nothing was measured"
         return f"{why}: {_reasons(named or run.rows)}"
     if run.exit_code != 1:

@@ -137,6 +137,9 @@ def test_a_file_runs_where_its_engine_cannot(tmp_path: Path, monkeypatch: pytest
     assert {r.arm: r.status for r in run.rows} == {"file@ort-cpu": "ok", "engine@fake-trt": "unavailable"}
     assert any("the engine was not opened, so its sizes were not compared" in n for n in run.manifest["notices"])
     assert run.exit_code == 3  # it was asked for
+    assert run.missing == [by_arm(run)["engine@fake-trt"]]
+    run.manifest["sweep"]["runtimes"] = []  # as where no --runtimes was given: the engine was asked for all the same
+    assert run.exit_code == 3
 
 
 def test_a_run_goes_on_with_the_engine_that_it_began_with(tmp_path: Path) -> None:
