@@ -1,6 +1,7 @@
 """The command that turns a case of a run into a zip to paste upstream."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,5 +74,6 @@ def _write(what: "Bundle", target: Path | None, case_id: str, as_json: bool) -> 
         say(json.dumps({"path": str(target), "case_id": case_id, "arm": what.arm, "files": names}, indent=2))
         return 0
     say(f"{target}: {', '.join(names)} ({target.stat().st_size:,} bytes)")
-    say(f"{what.arm}, {what.found}. Unpack it and type: python run.py")
+    python = "python" if what.elsewhere is None else shlex.quote(what.elsewhere["python"])
+    say(f"{what.arm}, {what.found}. Unpack it and type: {python} run.py")
     return 0

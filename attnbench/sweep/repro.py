@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from attnbench import interpreters
 from attnbench.errors import InputError, RecordsError
 from attnbench.inputs import make_inputs, make_weights
 from attnbench.interfaces import Array
@@ -29,6 +30,10 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same case gives the same bytes
 
 class Bundle(Protocol):
     """What `write` makes a zip of."""
+
+    @property
+    def elsewhere(self) -> Mapping[str, str] | None:
+        """The interpreter that ran it, where it is not ours."""
 
     @property
     def arm(self) -> str:
@@ -61,6 +66,7 @@ class Reproduction:
     inputs: Mapping[str, Array] | None = None  # None: drawn from the seed and the class
     options: Mapping[str, str] = field(default_factory=dict)  # that the runtime was asked for
     rows: Sequence[int] | None = None  # that are judged; None: as the judge of a run
+    elsewhere: Mapping[str, str] | None = None  # where another interpreter ran it: its python, and versions
 
     def files(self) -> Iterator[tuple[str, bytes | Path]]:
         """Every file of the zip."""
@@ -76,13 +82,20 @@ def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[st
     """The reproduction of a row of a run.
 
     Raises:
-        InputError: a runtime without a script, or a case that never had a file.
+        InputError: a runtime or device without a script, or a case that never had a file.
         RecordsError: the file of the run is gone or another one.
     """
     r = record
-    if r.runtime not in repro_run.RUNNERS:
+    plugin = interpreters.base(r.runtime)
+    if plugin not in repro_run.RUNNERS:
         known = ", ".join(repro_run.RUNNERS)
-        raise InputError(f"case {r.case_id} ran in {r.runtime}, for which there is no script; there is one for {known}")
+        raise InputError(f"case {r.case_id} ran in {plugin}, for which there is no script; there is one for {known}")
+    if r.device not in (None, "cpu"):
+        raise InputError(
+            f"case {r.case_id} ran on {r.device}, and run.py computes on the CPU, where it would show nothing of that; "
+            "bench it with --device cpu and name that case"
+        )
+    elsewhere = _elsewhere(r, manifest)
     input_class = _input_class(r)
     is_peaked = input_class == "peaked"
     limit = r.peaked_worst_row_limit if is_peaked else r.worst_row_limit
@@ -90,16 +103,39 @@ def of_record(record: Any, problem: Problem, run_dir: Path, manifest: Mapping[st
         limit = numerics.tolerances()[r.part, r.dtype, input_class].ceiling
     environment = manifest.get("environment") or {}
     return Reproduction(
-        problem=problem, arm=r.arm, runtime=r.runtime, threads=r.threads or manifest.get("threads") or 1, seed=r.seed,
+        problem=problem, arm=r.arm, runtime=plugin, threads=r.threads or manifest.get("threads") or 1, seed=r.seed,
         input_class=input_class, model=_model(r, problem, run_dir),
         error=r.peaked_worst_row_rel_err if is_peaked else r.worst_row_rel_err, limit=limit,
         gain_limit=None if is_peaked else r.gain_limit,
-        options=r.runtime_options, found=f"{r.status}: {r.reason}" if r.reason else r.status,
+        options=r.runtime_options, elsewhere=elsewhere, found=f"{r.status}: {r.reason}" if r.reason else r.status,
         versions={
-            "attnbench": r.attnbench_version, r.runtime: r.runtime_version, "packages": manifest.get("versions") or {},
+            "attnbench": r.attnbench_version, plugin: r.runtime_version, **_packages(r, manifest),
             "machine": environment.get("machine"), "os": environment.get("os"), "device_name": r.device_name,
         },
     )  # fmt: skip
+
+
+def _interpreter(r: Any, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the run noted of the interpreter that a row ran under; empty for our own."""
+    row = (manifest.get("runtimes") or {}).get(r.runtime) or {}
+    found: Mapping[str, Any] = row.get(interpreters.TRAIT) or {}
+    return found
+
+
+def _elsewhere(r: Any, manifest: Mapping[str, Any]) -> dict[str, str] | None:
+    _, python = interpreters.split(r.runtime)
+    if not python:
+        return None
+    told = _interpreter(r, manifest).get("python_version") or "not noted"
+    return {"python": python, "python_version": told, "runtime_version": r.runtime_version or ""}
+
+
+def _packages(r: Any, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions that were there: where another interpreter ran it, those of its environment."""
+    if not interpreters.split(r.runtime)[1]:
+        return {"packages": manifest.get("versions") or {}}
+    found = _interpreter(r, manifest)
+    return {"packages": dict(found.get("versions") or {}), "python": found.get("python_version")}
 
 
 def _input_class(r: Any) -> str:
@@ -158,7 +194,7 @@ def _files(what: Reproduction) -> Iterator[tuple[str, bytes | Path]]:
     needed = weights if what.model is None else {}
     size = sum(array.nbytes for array in (*inputs.values(), *needed.values()))
     case = _case(what, is_stored=what.inputs is not None or size <= MAX_STORED_BYTES, weights=needed)
-    yield "README.md", readme(what.found, case, what.model is not None).encode()
+    yield "README.md", readme(what.found, case, what.model is not None, what.elsewhere).encode()
     yield "run.py", Path(repro_run.__file__).read_bytes()
     yield "case.json", as_json(case)
     yield "versions.json", as_json(what.versions)

@@ -26,6 +26,7 @@ class OnnxReproduction:
     folder: Path  # that holds its model and tensors
     found: str  # what was found, in a sentence
     versions: Mapping[str, Any]
+    elsewhere: Mapping[str, str] | None = None  # a matrix asks our own interpreter
 
     def files(self) -> Iterator[tuple[str, bytes | Path]]:
         """Every file of the zip."""

@@ -6,11 +6,16 @@ from typing import Any
 _PACKAGES = {"ort-cpu": "onnxruntime", "openvino": "openvino", "onnx-reference": "onnx"}
 
 
-def readme(found: str, case: Mapping[str, Any], has_model: bool) -> str:
-    """In Markdown."""
+def readme(found: str, case: Mapping[str, Any], has_model: bool, elsewhere: Mapping[str, str] | None = None) -> str:
+    """In Markdown. elsewhere: versions of the interpreter that ran it, where it was not attnbench's own."""
     package = _PACKAGES.get(case["runtime"], "torch")
+    where = []
+    if elsewhere is not None:
+        package += f"=={elsewhere['runtime_version']}"
+        told = f"It ran under another interpreter than attnbench, Python {elsewhere['python_version']}"
+        where = [f"{told}: an environment of these versions shows what was seen.", ""]
     lines = [
-        f"# {case['arm']}: {case['label']}", "", f"Found: {found}", "",
+        f"# {case['arm']}: {case['label']}", "", f"Found: {found}", "", *where,
         f"`pip install numpy {package}` (the versions used are in versions.json), then", "", "    python run.py", "",
         f"prints {_judged(case)}. Exit code 0: within what is allowed, 1: not.", "",
         *_contents(case, has_model),

@@ -1,7 +1,11 @@
 """One run with arms under another interpreter: an onnxruntime that calls itself 9.9.9, and our own python once more."""
 
+import json
+import platform
 import shutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -10,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnbench import api, inputs
+from attnbench import api, cli, inputs
+from attnbench.analysis.lookup import problem_of
 from attnbench.errors import RecordsError, WorkerError
 from attnbench.measure import environment
 from attnbench.records import Record
-from attnbench.sweep import elsewhere, grid, runner
+from attnbench.sweep import elsewhere, grid, repro, runner
 from attnbench.sweep.bench import Bench
 from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
@@ -80,6 +85,35 @@ def test_the_manifest_has_the_versions_of_the_other_environment(path: Path, othe
     assert told["python"] == other
     assert told["versions"] == {"numpy": version("numpy"), "onnxruntime": "9.9.9"}
     assert "interpreter" not in rows["ort-cpu"]
+
+
+def test_a_case_of_another_interpreter_is_reproduced_there(
+    found: dict[str, Record], path: Path, other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = found["onnx-attention@ort-cpu[ort999=9.9.9]"]
+    assert cli.main(["repro", str(path), record.case_id, "-o", str(tmp_path / "case.zip")]) == 0
+    assert f"Unpack it and type: {other} run.py" in capsys.readouterr().out
+    with zipfile.ZipFile(tmp_path / "case.zip") as archive:
+        archive.extractall(tmp_path / "case")
+    versions = json.loads((tmp_path / "case" / "versions.json").read_text())
+    assert versions["ort-cpu"] == record.runtime_version  # as it says from inside
+    assert versions["packages"] == {"numpy": version("numpy"), "onnxruntime": "9.9.9"}
+    assert versions["python"] == platform.python_version()
+    text = (tmp_path / "case" / "README.md").read_text()
+    assert f"`pip install numpy onnxruntime=={record.runtime_version}`" in text
+    assert f"another interpreter than attnbench, Python {platform.python_version()}" in text
+    assert str(Path(other).parent) not in "".join(
+        file.read_text() for file in (tmp_path / "case").iterdir() if file.suffix in (".md", ".json")
+    )  # where it lies on this machine is nobody's affair upstream
+    ran = subprocess.run(
+        [other, "-I", "run.py"], cwd=tmp_path / "case", capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "right"), ran.stderr
+    ours = found["onnx-attention@ort-cpu"]
+    repro.write(repro.of_record(ours, problem_of(ours), path, api.open_run(path).manifest), tmp_path / "ours.zip")
+    with zipfile.ZipFile(tmp_path / "ours.zip") as archive:
+        assert json.loads(archive.read("versions.json"))["packages"]["onnxruntime"] == version("onnxruntime")
+        assert "another interpreter" not in archive.read("README.md").decode()
 
 
 def test_a_run_goes_on_with_the_same_interpreters(path: Path) -> None:

@@ -308,6 +308,13 @@ def test_a_runtime_without_a_script_is_refused(lab, tmp_path):
         repro.of_record(lab.make_record(problem, "onnx-attention@ort-cuda"), problem, tmp_path, {})
 
 
+def test_a_case_of_a_gpu_is_not_quietly_run_on_the_cpu(lab, tmp_path):
+    problem = Problem.make(seq_len=128)
+    record = lab.make_record(problem, "torch-sdpa", device="cuda:0")
+    with pytest.raises(InputError, match=r"ran on cuda:0, and run\.py computes on the CPU.* --device cpu"):
+        repro.of_record(record, problem, tmp_path, {})
+
+
 def test_a_file_that_is_gone_or_another_is_refused(lab, tmp_path):
     problem = Problem.make(seq_len=128)
     record = lab.make_record(problem, "onnx-attention@ort-cpu")
