@@ -7,7 +7,7 @@ from typing import Any
 from attnbench.fusion import groups, retype
 from attnbench.fusion.cut import MAIN
 from attnbench.fusion.model_edits import drop_unused, has_scalar, reached_from, take_out
-from attnbench.fusion.operators import ATTENTION, PRODUCTS
+from attnbench.fusion.operators import ATTENTION, PRODUCTS, QUANTIZERS
 from attnbench.fusion.sized_graph import shapes_of
 from attnbench.fusion.written_out import as_one, written_out
 
@@ -47,6 +47,7 @@ def changes_of(model: Any) -> list[Change]:
     return [
         *inside,
         *_extra_columns(model, shapes),
+        *_quantizers(model),
         *_softmaxes(model),
         *_returned(model),
         *_head_dim(model, shapes),
@@ -76,6 +77,8 @@ def without(model: Any, keys: Sequence[str]) -> Any:
             as_one(made, value)
         elif kind == "column":
             _take_out_column(made, value.split(","))
+        elif kind == "quantized":
+            _take_out_quantizers(made)
         elif kind == "option":
             _take_out_option(made.graph.node[0], value)
         elif kind == "returned":
@@ -168,6 +171,22 @@ def _take_out_column(model: Any, names: Sequence[str]) -> None:
     for name in names:
         node = next(node for node in model.graph.node if node.name == name)
         take_out(model, node, next(source for source in node.input if source in data))
+
+
+def _quantizers(model: Any) -> list[Change]:
+    """All of a region together: products of int8 have them on both sides."""
+    first = next((node for node in model.graph.node if node.op_type in QUANTIZERS), None)
+    words = "without `QuantizeLinear` and `DequantizeLinear`"
+    return [] if first is None else [Change(key="quantized:", words=words, node=first.name)]
+
+
+def _take_out_quantizers(model: Any) -> None:
+    """Those whose values come from outside as they are, in pairs; what comes in quantized stays so."""
+    producers = {name: node for node in model.graph.node for name in node.output}
+    for node in [node for node in model.graph.node if node.op_type == "DequantizeLinear"]:
+        quantize = producers.get(node.input[0])
+        if quantize is not None and quantize.op_type == "QuantizeLinear":
+            take_out(model, node, quantize.input[0])
 
 
 def _softmaxes(model: Any) -> list[Change]:

@@ -3,3 +3,4 @@
 PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum"})
 ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention",
                        "PackedAttention", "DecoderMaskedMultiHeadAttention", "LongformerAttention"})  # fmt: skip
+QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.fusion.operators import ATTENTION, PRODUCTS
+from attnbench.fusion.operators import ATTENTION, PRODUCTS, QUANTIZERS
 from attnbench.fusion.sized_graph import SizedGraph
 
 _SOFTMAXES = frozenset({"Softmax", "Exp"})  # written out, it is an Exp between two products
@@ -12,6 +12,7 @@ _SHAPE_ONLY = frozenset({"Shape", "Size"})
 _BETWEEN = 24  # nodes on the way from a product to a softmax
 _ENTRIES = frozenset({"Cast", "Transpose", "Identity"})  # of Q, K and V: what a compiler may fold into the product
 _SCALES = frozenset({"Mul", "Div"})
+_MOVES = frozenset({*_ENTRIES, "Reshape", "Squeeze", "Unsqueeze"})  # what may lie between a product and a quantizer
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,20 @@ def _region(graph: SizedGraph, anchor: Any, scores: Any, last: Any) -> Region:
 
 
 def _is_entry(graph: SizedGraph, node: Any) -> bool:
-    if node.op_type in _ENTRIES:
+    if node.op_type in _ENTRIES or node.op_type in QUANTIZERS or _is_quantized(graph, node):
         return True
     stored = [name for name in node.input if name in graph.constants]
     is_scalar = all(len(graph.constants[name].dims) == 0 or list(graph.constants[name].dims) == [1] for name in stored)
     return node.op_type in _SCALES and len(stored) == 1 and is_scalar
+
+
+def _is_quantized(graph: SizedGraph, node: Any | None) -> bool:
+    """Does a node only move what a quantizer made?"""
+    for _ in range(_BETWEEN):
+        if node is None or node.op_type not in _MOVES:
+            break
+        node = graph.producers.get(node.input[0])
+    return node is not None and node.op_type in QUANTIZERS
 
 
 def _between(graph: SizedGraph, scores: Any, last: Any) -> Iterator[Any]:

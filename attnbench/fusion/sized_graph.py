@@ -11,6 +11,8 @@ from attnbench.fusion.branches import write_out_branches
 _SMALL_BYTES = 1024  # of a constant that is kept; larger ones are weights, whose values no verdict depends on
 _SMALL = 64  # elements of what is folded
 _ASKED_SHAPES = {"ConstantOfShape": 0, "Expand": 1}  # the input that says how large a result becomes
+_OTHER_FORMS = frozenset({"Cast", "DequantizeLinear", "Identity", "QuantizeLinear", "Reshape", "Transpose"})
+_FORMS = 16  # one after the other, at most
 _ROUNDS = 8  # shape inference and folding feed each other
 _FOLDED = frozenset({
     "Abs", "Add", "Cast", "CastLike", "Ceil", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Floor",
@@ -35,8 +37,15 @@ class SizedGraph:
     consumers: Mapping[str, tuple[Any, ...]]
 
     def is_stored(self, name: str) -> bool:
-        """Is a tensor of the file, not computed?"""
-        return name in self.constants or name in self.weights
+        """Is a tensor of the file, or one in another form, such as int8 weights after DequantizeLinear?"""
+        for _ in range(_FORMS):
+            if name in self.constants or name in self.weights:
+                return True
+            node = self.producers.get(name)
+            if node is None or node.op_type not in _OTHER_FORMS:
+                return False
+            name = node.input[0]
+        return False
 
 
 def load_structure(path: Path) -> Any:
