@@ -205,6 +205,9 @@ def _apart(old: Record, new: Record, before: _Conditions, after: _Conditions) ->
         values = before.of(old, field), after.of(new, field)
         if _differ(*values):
             return apart(field, *values)
+    ways = old.facts.get("gpu_workers"), new.facts.get("gpu_workers")  # parked, or one at a time: another pairing
+    if None not in ways and ways[0] != ways[1]:
+        return apart("gpu_workers", *ways)
     if "skipped" in (old.status, new.status) and old.status != new.status:
         return apart("skipped", old.reason or old.status, new.reason or new.status)
     if old.status != new.status and "oom" in (old.status, new.status):

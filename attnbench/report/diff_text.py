@@ -41,6 +41,7 @@ _CONDITIONS = {
     "machine": "another processor", "device": "another device", "device_name": "another processor or device",
     "threads": "another number of threads", "latency_scope": "another latency scope",
     "compute_precision": "another precision", "judge": "compared with another arm",
+    "gpu_workers": "workers that shared the GPU in another way",
     "memory_limit_bytes": "another memory limit", "skipped": "not measured in one of the runs",
 }  # fmt: skip
 

@@ -262,7 +262,8 @@ def _what_ran(records: Sequence[Record]) -> Iterator[dict[str, Any]]:
 def _environment(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if runs := runs_of(manifest):
         return {run.name: _environment(run.manifest) for run in runs}
-    names = ("environment", "versions", "machine_peak", "runtimes", "sweep", "plan", "seed", "time_budget_s", "run_id")
+    names = ["environment", "versions", "machine_peak", "runtimes", "sweep", "plan", "seed", "time_budget_s", "run_id"]
+    names += ["gpu_workers"] * bool(manifest.get("gpu_workers"))  # nothing on the CPU
     return {name: manifest[name] for name in names if name in manifest}
 
 

@@ -165,6 +165,14 @@ def test_a_row_measured_otherwise_is_set_apart_with_both_values(rows, side, cond
     assert (len(found.compared), adverse(found)) == (23, {})
 
 
+def test_workers_that_shared_a_gpu_otherwise_are_set_apart(rows, side):
+    ways = ("parked", "one-at-a-time")
+    old, new = (changed(rows, facts={"gpu_workers": way}) for way in ways)
+    (apart,) = diff(side(old), side(new)).apart
+    assert (apart.condition, apart.old_value, apart.new_value) == ("gpu_workers", *ways)
+    assert diff(side(new), side(new)).apart == diff(side(rows), side(new)).apart == ()
+
+
 def test_another_processor_sets_every_case_apart_also_those_that_did_not_run(lab, rows, side):
     environment = lab.make_manifest(rows)["environment"]
     other = {**environment, "machine": {**environment["machine"], "cpu_flags": ["avx2"]}}

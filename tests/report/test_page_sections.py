@@ -35,3 +35,14 @@ def test_a_table_of_one_chart_is_filtered_with_it(lab):
     source = page(lab, [Section(id="x", title="X", tables=tables)])
     assert '<div class="scroll"><table><caption>all</caption>' in source
     assert '<div class="scroll" data-panel="0"><table><caption>one</caption>' in source
+
+
+def test_how_workers_shared_a_gpu_is_among_the_facts_of_the_run_and_nothing_of_it_on_the_cpu(lab):
+    records = lab.default_records(variants=("self",), seq_lens=(128,))
+    way = {"asked": "auto", "mode": "one-at-a-time", "reason": "cuda:0 is in compute mode exclusive-process"}
+
+    def shown(**manifest):
+        return render("run", records, lab.make_manifest(records, **manifest), make_panels(records), Pictures(), [])
+
+    assert "cuda:0 is in compute mode exclusive-process" in shown(gpu_workers=way)
+    assert "gpu_workers" not in shown(gpu_workers=None)
