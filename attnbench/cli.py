@@ -207,7 +207,7 @@ def bench(
 
     What no flag says comes from SWEEP; the defaults below are those of SWEEP default.
 
-    With --onnx or --module a model of yours is compared: --bind and --set size its free dims.
+    With --onnx, --module or --engine a model of yours is compared: --bind and --set size its dims.
     """
     is_model = cli_model.is_asked(context.params)
     arguments = (cli_model.arguments if is_model else flags.bench_arguments)(context.params)

@@ -17,7 +17,8 @@ Module = Annotated[
 ]
 Inputs = Annotated[str | None, single("--inputs", help="TOML: what the module takes.", metavar="FILE", panel=MODEL)]
 Engine = Annotated[
-    str | None, single("--engine", help="A TensorRT plan; code: trusted ones only.", metavar="FILE", panel=MODEL)
+    str | None,
+    single("--engine", help="A TensorRT plan. It is code: open only trusted ones.", metavar="FILE", panel=MODEL),
 ]
 Bind = Annotated[Lists, repeated("--bind", help="A free dim follows T: T, T/2, T+1.", metavar="NAME=T", panel=MODEL)]
 Set = Annotated[Lists, repeated("--set", help="A free dim has these sizes.", metavar="NAME=1,8", panel=MODEL)]
