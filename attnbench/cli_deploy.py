@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from attnbench import arm_flags, flags
-from attnbench.console import note, say
+from attnbench.console import note, say, say_wrapped
 from attnbench.errors import InputError
 from attnbench.options import HOW, WHAT, WHERE, Json, Lists, listed, single, switch
 
@@ -142,9 +142,9 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
         say(json.dumps({"path": str(out), **made.model_dump(mode="json")}, indent=2))
         return 0
     for check in made.checks:
-        say(f"{check.result:8} {check.name}: {check.detail}")
+        say_wrapped(f"{check.result:8} {check.name}: {check.detail}", hang=9)
     verifier = shlex.quote(str(out / "verify.py"))
-    say(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {verifier}")
+    say_wrapped(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {verifier}")
     return 0
 
 
@@ -217,5 +217,9 @@ def verify(
         settings[key] = value
     limit = flags.parse_size("--memory-limit", memory_limit)
     found = bundles.verify(Path(folder), options=settings, memory_limit_bytes=limit)
-    say(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(found.lines()))
+    if as_json:
+        say(json.dumps(found.as_dict(), indent=2))
+        return found.exit_code
+    for line in found.lines():
+        say_wrapped(line)
     return found.exit_code

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,15 @@ def say(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 (stdout of what is left of this process)
+
+
+def say_wrapped(text: str, *, hang: int = 2) -> None:
+    """A line for people, broken at the width of their terminal; whole where a program reads it."""
+    if not is_terminal():
+        say(text)
+        return
+    lines = textwrap.wrap(text, width(), subsequent_indent=" " * hang, break_on_hyphens=False, break_long_words=False)
+    say("\n".join(lines))
 
 
 def note(text: str) -> None:

@@ -72,6 +72,19 @@ def test_a_bundle_verifies_and_a_changed_one_has_its_code(run, ort_bundle, copy)
     assert run("verify", str(out))[0] == 4
 
 
+def test_on_a_terminal_every_line_fits_and_elsewhere_a_case_is_one_line(run, ort_bundle, monkeypatch):
+    code, piped, _ = run("verify", str(ort_bundle))
+    assert code == 0
+    assert len(piped.splitlines()) == 8
+    monkeypatch.setattr("attnbench.console.is_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    code, shown, _ = run("verify", str(ort_bundle))
+    assert code == 0
+    assert max(map(len, shown.splitlines())) <= 60
+    assert len(shown.splitlines()) > 8
+    assert " ".join(shown.split()) == " ".join(piped.split())
+
+
 def test_a_folder_that_is_no_bundle_is_told_apart(run, tmp_path):
     code, told, _ = run("verify", str(tmp_path))
     assert (code, told) == (4, "changed: bundle.json is missing: No such file or directory\n")
