@@ -255,6 +255,37 @@ def test_a_file_is_compiled_at_its_sizes_and_for_each_others(
         assert (facts.build_ms, facts.compute_precision) == (3.0, "fp32")
 
 
+@pytest.mark.parametrize(
+    ("policy", "weights", "due", "tf32"),
+    [("strict", "", "fp32", False), ("default", "", "tf32", True), ("default", "fp16", "fp16", True)],
+)
+def test_products_of_a_file_are_computed_as_the_policy_says(
+    rig: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, weights: str, due: str, tf32: bool
+) -> None:
+    asked: list[Any] = []
+
+    def compile_onnx(source: Path, **given: Any) -> trt_compiler.Compiled:
+        asked.append(given["tf32"])
+        return trt_compiler.Compiled(version="1.7", arch="", engine=b"made", planned_activation_bytes=64)
+
+    monkeypatch.setattr(trt_compiler, "compile_onnx", compile_onnx)
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x07")
+    model = dataclasses.replace(MODEL, precision=weights)
+    settings = dataclasses.replace(GPU, fp32=policy)
+    with tensorrt.TensorrtRtx().load_model(model, artifact(tmp_path / "m.onnx"), settings) as session:
+        assert session.facts().compute_precision == due
+    assert asked == [tf32]
+
+
+def test_without_a_gpu_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "why_no_gpu", lambda: "there is no NVIDIA driver")
+    with (
+        pytest.raises(UnsupportedError, match="there is no NVIDIA driver, so tensorrt-rtx runs nothing here"),
+        tensorrt.TensorrtRtx().load_model(MODEL, artifact(plan(tmp_path)), GPU),
+    ):
+        pass
+
+
 def test_a_file_of_another_kind_is_named(rig: EngineRig, tmp_path: Path) -> None:
     (tmp_path / "m.pt2").write_bytes(b"PK")
     with (
