@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from attnbench.errors import UntrustedModelError
-from attnbench.untrusted import inspect_model
+from attnbench.untrusted import inspect_model, snapshot_file
 from attnbench.untrusted.wire import SCHEMA
 from tests.untrusted_models import WEIGHT, assert_refused, outside, raw_tensor, save, small_model
 
@@ -228,3 +228,36 @@ def test_all_data_together_is_limited(tmp_path: Path) -> None:
     with pytest.raises(UntrustedModelError, match="with its data"):
         inspect_model(path, max_bytes=path.stat().st_size + 31)
     assert inspect_model(path, max_bytes=path.stat().st_size + 32).files == {"w.data": 32}
+
+
+# ---- a file that nobody can look into
+
+
+def test_a_file_is_copied_through_links_and_never_over_another(tmp_path: Path) -> None:
+    (tmp_path / "m.plan").write_bytes(b"engine")
+    (tmp_path / "link.plan").symlink_to(tmp_path / "m.plan")
+    snapshot_file(tmp_path / "link.plan", tmp_path / "copy", max_bytes=6)
+    assert (tmp_path / "copy").read_bytes() == b"engine"
+    assert not (tmp_path / "copy").is_symlink()
+    with pytest.raises(FileExistsError):
+        snapshot_file(tmp_path / "m.plan", tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: path.mkdir(), "it is a folder, pipe or device"),
+        (os.mkfifo, "it is a folder, pipe or device"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a folder, pipe or device"),
+        (lambda path: path.symlink_to(path.name), "cannot be read: Too many levels of symbolic links"),
+        (lambda path: None, "cannot be read: No such file"),
+        (lambda path: path.write_bytes(b"1234567"), r"m\.plan' is refused: it has over 6 bytes, which is the limit"),
+    ],
+    ids=["folder", "pipe", "device", "loop", "nothing", "long"],
+)
+def test_what_is_no_plain_file_of_that_size_is_not_copied(
+    tmp_path: Path, make: Callable[[Path], object], told: str
+) -> None:
+    make(tmp_path / "m.plan")
+    with pytest.raises(UntrustedModelError, match=told):
+        snapshot_file(tmp_path / "m.plan", tmp_path / "copy", max_bytes=6)

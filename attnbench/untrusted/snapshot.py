@@ -72,17 +72,17 @@ def snapshot_file(path: Path, to: Path, *, max_bytes: int = MAX_BYTES) -> None:
         OSError: the copy cannot be written.
     """
     with open_named(path) as file:
-        _copy(file, to, max_bytes)
+        _copy(file, to, max_bytes, name=str(path))
 
 
-def _copy(file: BinaryIO, to: Path, max_bytes: int) -> None:
+def _copy(file: BinaryIO, to: Path, max_bytes: int, *, name: str | None = None) -> None:
     left = max_bytes
     with to.open("xb") as target:
         while piece := file.read(_PIECE_BYTES):
             left -= len(piece)
             if left < 0:
                 raise UntrustedModelError(
-                    f"{to.name!r} is refused: it has over {max_bytes:,} bytes, which is the limit or what it had "
+                    f"{(name or to.name)!r} is refused: it has over {max_bytes:,} bytes, which is the limit or what it had "
                     "a moment ago; copy it to where nobody writes"
                 )
             target.write(piece)
