@@ -82,7 +82,7 @@ def _copy(file: BinaryIO, to: Path, max_bytes: int, *, name: str | None = None) 
             left -= len(piece)
             if left < 0:
                 raise UntrustedModelError(
-                    f"{(name or to.name)!r} is refused: it has over {max_bytes:,} bytes, which is the limit or what it had "
-                    "a moment ago; copy it to where nobody writes"
+                    f"{(name or to.name)!r} is refused: it has over {max_bytes:,} bytes, which is the limit or what it "
+                    "had a moment ago; copy it to where nobody writes"
                 )
             target.write(piece)
