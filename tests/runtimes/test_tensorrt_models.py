@@ -1,6 +1,8 @@
 """Models of users under TensorRT: engines and ONNX files, run on doubles that have the real binding's names."""
 
+import contextlib
 import dataclasses
+import types
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 from attnbench import trt_compiler
 from attnbench.engine_facts import EngineFacts
 from attnbench.errors import InputError, NotRunError, UnavailableError, UnsupportedError
+from attnbench.inputs import make_inputs
 from attnbench.interfaces import Artifact, Settings
 from attnbench.model_problem import ModelProblem, TensorSpec
+from attnbench.sweep import judging, model_runs, tasks
 from attnbench_runtimes import cuda_driver, tensorrt
 from attnbench_runtimes.tensorrt_engines import loader_of
 from tests.runtimes.binding_doubles import rtx
@@ -253,6 +257,36 @@ def test_a_file_is_compiled_at_its_sizes_and_for_each_others(
             facts = session.facts()
         assert asked == shapes
         assert (facts.build_ms, facts.compute_precision) == (3.0, "fp32")
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_worker_judges_an_engine_by_what_the_file_gave(
+    rig: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """Everything that a worker asks of a session, in this process; the device's own clock is not asked."""
+    monkeypatch.setattr(tasks, "DeviceWork", lambda device, timed: types.SimpleNamespace(require=lambda session: None))
+    file = {**dataclasses.asdict(artifact(plan(tmp_path))), "path": str(tmp_path / "m.plan")}
+    x = make_inputs(MODEL, seed=0)["x"]
+    due = {"y": (x * 2 + 1).astype(np.float64), "best": (x * 2 + 1).argmax(-1)}
+    model_runs.save_reference(MODEL, due, tmp_path / "due.npz")
+    if wrong:
+        monkeypatch.setattr(rig, "execute", lambda stream: True)  # says that it ran, and wrote nothing
+    told = {"problem": MODEL.as_dict(), "reference": str(tmp_path / "due.npz"), "rows": None}
+    limits = {name: {"worst_row": 1e-6, "gain": 1e-6, "reason": "test"} for name in due}
+    with contextlib.ExitStack() as stack:
+        worker = tasks.Tasks(stack)
+        sent = {"problem": MODEL.as_dict(), "artifact": {**file, "problem": MODEL.as_dict()}}
+        worker.load(runtime="tensorrt-rtx", settings=dataclasses.asdict(GPU), **sent)
+        if wrong:
+            with pytest.raises(judging.WrongOutputError, match="output best: "):
+                worker.check(input_class="normal", limits=limits, **told)
+            return
+        found = worker.check(input_class="normal", limits=limits, **told)
+        assert found["agreement"]["worst_row_rel_err"] < 1e-6
+        assert worker.recheck(limits=limits, **told)["agreement"]["nan_count"] == 0
+        worker.save_outputs(path=str(tmp_path / "kept.npz"))
+    with np.load(tmp_path / "kept.npz") as kept:
+        np.testing.assert_array_equal(kept["best"], due["best"])
 
 
 @pytest.mark.parametrize(
