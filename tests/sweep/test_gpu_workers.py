@@ -16,10 +16,11 @@ from attnbench.problem import Problem
 from attnbench.records import Record
 from attnbench.sweep import gpu_workers, grid, runner
 from attnbench.sweep.alone import AloneArm
+from attnbench.sweep.bench import Bench
 from attnbench.sweep.gpu_workers import Choice, Seen
-from attnbench.sweep.plan import Budget
 from attnbench.sweep.progress import Silent
 from attnbench.sweep.rundir import RunDirectory
+from attnbench.sweep.workers import ForkServers
 from tests.conftest import make_installer
 from tests.sweep.fake_gpus import ON_GPU
 
@@ -117,23 +118,33 @@ def test_an_arm_that_has_its_gpu_alone_is_not_visited_beside_its_turn() -> None:
         arm.visit(drop=0, keep=1)
 
 
+def test_files_are_verified_one_at_a_time_where_a_gpu_admits_one_process() -> None:
+    arms = [grid.Arm(exporter="onnx-attention", runtime="ort-cuda", on_gpu=True, is_alone=True), ORT]
+    bench = Bench(
+        sweep=grid.validate({}, where="test"), threads=1, arms=arms, runtime_probes={}, exporter_probes={},
+        run_dir=create_autospec(RunDirectory), servers=create_autospec(ForkServers), run_id="r",
+    )  # fmt: skip
+    with bench.gpu_turn("ort-cuda"), bench.gpu_turn("ort-cpu"), bench.gpu_turn("ort-cpu"):
+        assert not bench._gpu.acquire(blocking=False)
+    assert bench._gpu.acquire(blocking=False)
+
+
 NAMES = {"exclusive": "fake_gpu:Exclusive", "other": "fake_gpu:Other", "late-on-gpu": "fake_gpu:LateOnGpu",
          "good": "fake_gpu:Good"}  # fmt: skip
 FIELDS = {
     "variants": ("self",), "seq_lens": (16,), "num_heads": (2,), "head_dims": (8,), "baseline": "exclusive",
-    "runtimes": tuple(NAMES), "time_budget_s": 120.0, "timeout_s": 20.0, "threads": 1,
+    "runtimes": tuple(NAMES), "time_budget_s": 300.0, "timeout_s": 20.0, "threads": 1,
     "options": ("exclusive:scope=device", "other:scope=device", "late-on-gpu:scope=device"),
 }  # fmt: skip
 Found = tuple[dict[str, Record], dict[str, Any], list[int], Path]
 
 
 @pytest.fixture(scope="module")
-def run_with(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Found]]:
+def run_with(tmp_path_factory: pytest.TempPathFactory, little_timing: None) -> Iterator[Callable[[str], Found]]:
     """A run under a way: rows by arm, the manifest, the processes that had the GPU, the folder."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("plugins")
         make_installer(folder, patch)(runtimes=NAMES, modules={"fake_gpu": ON_GPU})
-        patch.setattr(Budget, "timing_s", lambda *_: 0.0)  # the least rounds
         patch.setattr(gpu_workers, "look_at", lambda device: Seen(compute_mode="exclusive-process"))
 
         def run(asked: str) -> Found:
