@@ -161,6 +161,43 @@ def test_drift_of_the_machine_does_not_bias_the_ratio() -> None:
     assert found.ratio == pytest.approx(1 / 1.05, rel=0.02)
 
 
+def started_anew(machine: Machine, lane: rounds.Lane, arm: Arm, seed: int, start_s: float, spread: float) -> None:
+    """Every turn of the lane begins with a start that takes time, in a process that is a little faster or slower."""
+    rng, drift = random.Random(f"{lane.arm} {lane.replica} {seed}"), arm.speed
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        machine.now_s += start_s
+        own = 1 + spread * rng.gauss(0, 1)
+        arm.speed = lambda now_s: own * drift(now_s)
+        yield
+
+    lane.turn, lane.visits_per_turn = turn, 10
+
+
+def passes_of_fresh_workers(seed: int) -> list[rounds.Lane]:
+    """Seven passes, 3 s a start, 1 % slower every 100 s, starts that differ by 0.5 %: `x` takes 1.05 times as long."""
+    machine = Machine()
+    drift: Callable[[float], float] = lambda now_s: 1 + 1e-4 * now_s  # noqa: E731
+    arms = [Arm(machine, "base", 0.001, drift), Arm(machine, "base", 0.001, drift), Arm(machine, "x", 0.00105, drift)]
+    lanes = lanes_of(*arms)
+    for lane, arm in zip(lanes, arms, strict=True):
+        started_anew(machine, lane, arm, seed, 3.0, 0.005)
+    rounds.run_rounds(lanes, rng=random.Random(seed), threads=1, budget_s=0.0, now=lambda: machine.now_s)
+    return lanes
+
+
+def test_intervals_over_passes_of_fresh_workers_miss_the_truth_as_often_as_they_say() -> None:
+    runs = [passes_of_fresh_workers(seed) for seed in range(200)]
+    ratios = [found for lanes in runs if (found := rounds.ratio_of(lanes, lanes[2])) is not None]
+    assert {found.count for found in ratios} == {7}
+    assert len(ratios) == 200
+    missed = sum(not found.low <= 1 / 1.05 <= found.high for found in ratios)
+    assert missed <= 10  # 98 % intervals: 4 are due
+    noise = sorted(abs(rounds.noise_log_ratio(lanes) or 0.0) for lanes in runs)
+    assert 0.002 < noise[180] < 0.01  # nine in ten A/A pairs, of starts that differ by 0.5 %
+
+
 def test_a_contended_visit_is_repeated_twice_and_then_kept_and_counted() -> None:
     machine = Machine()
     arm = Arm(machine, "base", 0.001)
