@@ -126,6 +126,11 @@ def trust_line(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[s
         rounds = [r.round_count for r in records if r.round_count]
         after = f" after {span([min(rounds), max(rounds)], ' to ')} rounds" if rounds else ""
         sentences.append(f"Timing stopped{after}: {', '.join(words)}.")
+    if (manifest.get("gpu_workers") or {}).get("mode") == "one-at-a-time":
+        sentences.append(
+            "Workers had the GPU one at a time: a round is a pass over fresh ones, so ratios pair what lies seconds to "
+            "minutes apart."
+        )
     sentences += _visits(records, manifest)
     if (harness := manifest.get("harness_ns")) is not None:
         sentences.append(f"The harness itself costs {harness:.0f} ns per timed call.")

@@ -72,6 +72,15 @@ def test_short_middle_and_long_are_named_once_each(lab, lengths, picked):
     assert [pick.x for pick in findings.headline(panel)] == picked
 
 
+@pytest.mark.parametrize(
+    ("way", "told"), [(None, False), ({"mode": "parked"}, False), ({"mode": "one-at-a-time"}, True)]
+)
+def test_the_trust_line_says_that_pairs_of_fresh_workers_are_coarser(lab, way, told):
+    records = lab.default_records(variants=("self",), seq_lens=(128,))
+    line = " ".join(findings.trust_line(records, lab.make_manifest(records, gpu_workers=way)))
+    assert ("Workers had the GPU one at a time: a round is a pass over fresh ones" in line) is told
+
+
 def test_the_trust_line_has_floor_rounds_and_contended_visits(lab):
     records = lab.default_records(variants=("self",), seq_lens=(128,))
     records[0].stopped_by, records[0].round_count, records[0].flags = "budget", 20, ["contended"]
