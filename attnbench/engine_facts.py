@@ -1,6 +1,6 @@
 """What a compiled engine takes and gives, and at which sizes, as a runtime reads it from the engine itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,12 +51,17 @@ class EngineFacts:
         )
         names = [wrong] if wrong else list(shapes)
         found = ", ".join(f"{name} of shape {_shown(shapes[name])}" for name in names)
-        told = "; ".join(
-            ", ".join(f"{name} from {_shown(profile[name][0])} to {_shown(profile[name][2])}" for name in names)
-            for profile in self.profiles
-        )
+        told = self.ranges(names)
         several = f"{len(self.profiles)} profiles" if len(self.profiles) > 1 else "profile"
         return f"{found} is outside of the engine's {several}: {told}; take sizes inside, or compile for wider ones"
+
+    def ranges(self, names: Iterable[str] | None = None) -> str:
+        """What the profiles hold of these inputs, of all where none are named: `x from 1x1 to 8x512; x from ...`."""
+        inputs = [tensor.name for tensor in self.inputs] if names is None else list(names)
+        return "; ".join(
+            ", ".join(f"{name} from {_shown(profile[name][0])} to {_shown(profile[name][2])}" for name in inputs)
+            for profile in self.profiles
+        )
 
     def require_same(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
         """An engine that runs as a model must have its inputs and outputs.

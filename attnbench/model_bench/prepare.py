@@ -135,10 +135,15 @@ def _problems(request: ModelRequest, source: Source) -> list[ModelProblem]:
         shapes = {**array_shapes(request.load_inputs), **shapes}
         known = {tensor.name for tensor in source.inputs}
         shapes = {name: shape for name, shape in shapes.items() if name in known or name in request.shapes}
-    found = problems_of(
-        source.name, source.inputs, source.outputs, bind=request.bind, sizes=request.sizes, shapes=shapes,
-        seq_lens=request.seq_lens,
-    )  # fmt: skip
+    try:
+        found = problems_of(
+            source.name, source.inputs, source.outputs, bind=request.bind, sizes=request.sizes, shapes=shapes,
+            seq_lens=request.seq_lens,
+        )  # fmt: skip
+    except InputError as err:
+        if source.engine is None or source.engine.facts is None:
+            raise
+        raise InputError(f"{err}; the engine takes {source.engine.facts.ranges()}") from err
     if source.engine is not None:
         source.engine.refuse_outside(found)
     if source.module is not None:

@@ -100,6 +100,12 @@ def test_sizes_outside_of_every_profile_are_refused_before_anything_runs(
     assert not (tmp_path / "run").exists()
 
 
+def test_sizes_that_lack_are_asked_with_the_ranges_that_there_are(tmp_path: Path) -> None:
+    told = r"free dims without a size: x_dim1; .*; the engine takes x from 1x1 to 4x16; x from 1x17 to 1x64$"
+    with pytest.raises(InputError, match=told):
+        bench(tmp_path, engines.save_engine(tmp_path / "m.plan"), bind={"x_dim0": "T"})
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
