@@ -211,7 +211,7 @@ def test_results_readme_names_real_columns() -> None:
 
     text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     files = {"manifest", "records", "samples", "report"}
-    values = {"host_with_copies", "device_graph", "device_shared", "beats_roofline", "other_kernel"}
+    values = {"host_with_copies", "device_graph", "device_shared", "beats_roofline", "other_kernel", "gpu_workers"}
     for word in re.findall(r"`([a-z][a-z_]*_[a-z_0-9]+)`", text):
         assert word in COLUMNS or word in values, word
     assert files
