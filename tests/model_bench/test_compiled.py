@@ -31,13 +31,14 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
+
 @pytest.fixture(autouse=True)
-def little_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven rounds of every group are enough where the figures are not looked at, and so is a guess of the machine."""
+def without_gpu() -> None:
+    """Where a GPU is, nothing is only compiled."""
     if not cuda_driver.why_no_gpu():
         pytest.skip("there is a GPU here, on which tensorrt-rtx runs")
-    monkeypatch.setattr("attnbench.sweep.runner.PEAK_SECONDS", 0.01)
-    monkeypatch.setattr("attnbench.sweep.plan.Budget.timing_s", lambda *_: 0.0)
 
 
 def bench(tmp_path: Path, file: Path, **more: Any) -> api.Run:

@@ -19,12 +19,13 @@ from tests.runtimes.engine_rig import save_plan
 pytest.importorskip("onnxruntime")
 
 
+pytestmark = pytest.mark.usefixtures("little_timing")
+
+
 @pytest.fixture(autouse=True)
-def fake_trt(install_plugin: InstallPlugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runtime that opens engines here, and as little timing as there can be."""
+def fake_trt(install_plugin: InstallPlugin) -> None:
+    """A runtime that opens engines here."""
     install_plugin(runtimes=engines.RUNTIMES, modules={"fake_trt": engines.SOURCE})
-    monkeypatch.setattr("attnbench.sweep.runner.PEAK_SECONDS", 0.01)
-    monkeypatch.setattr("attnbench.sweep.plan.Budget.timing_s", lambda *_: 0.0)
 
 
 def bench(folder: Path, engine: Path, **more: Any) -> api.Run:
@@ -40,9 +41,7 @@ def by_arm(run: api.Run) -> dict[str, Record]:
     return {r.arm: r for r in run.rows}
 
 
-def test_an_engine_alone_runs_at_its_free_dims_and_is_judged_by_nobody_else(
-    tmp_path: Path, run: Callable[..., Call]
-) -> None:
+def test_an_engine_alone_is_judged_by_nobody_and_resumed_as_it_was(tmp_path: Path, run: Callable[..., Call]) -> None:
     cli = run
     file = engines.save_engine(tmp_path / "m ü 1.plan")
     run = bench(tmp_path, file, bind={"x_dim1": "T"}, sizes={"x_dim0": 1}, seq_lens=[8, 64])
@@ -57,6 +56,17 @@ def test_an_engine_alone_runs_at_its_free_dims_and_is_judged_by_nobody_else(
     assert run.exit_code == 0
     told = cli("explain", str(run.path), run.rows[0].case_id)
     assert "took the engine as it was given" in " ".join(told[1].split())
+
+    records = run.path / "records.jsonl"
+    first = records.read_text(encoding="utf-8").splitlines(keepends=True)[0]
+    records.write_text(first, encoding="utf-8")
+    file.unlink()
+    assert [(r.q_len, r.status) for r in api.bench(resume=run.path).rows] == [(8, "ok"), (64, "ok")]
+    records.write_text(first, encoding="utf-8")
+    copy = run.path / "artifacts" / "model" / "engine" / "engine.plan"
+    copy.write_bytes(copy.read_bytes() + b" ")
+    with pytest.raises(RecordsError, match="the model was changed; start a new run"):
+        api.bench(resume=run.path)
 
 
 def test_the_file_that_it_was_compiled_from_judges_it(tmp_path: Path) -> None:
@@ -146,21 +156,6 @@ def test_a_file_runs_where_its_engine_cannot(tmp_path: Path, monkeypatch: pytest
     assert run.missing == [by_arm(run)["engine@fake-trt"]]
     run.manifest["sweep"]["runtimes"] = []  # as where no --runtimes was given: the engine was asked for all the same
     assert run.exit_code == 3
-
-
-def test_a_run_goes_on_with_the_engine_that_it_began_with(tmp_path: Path) -> None:
-    file = engines.save_engine(tmp_path / "m.plan")
-    run = bench(tmp_path, file, bind={"x_dim1": "T"}, sizes={"x_dim0": 1}, seq_lens=[8, 64])
-    records = run.path / "records.jsonl"
-    first = records.read_text(encoding="utf-8").splitlines(keepends=True)[0]
-    records.write_text(first, encoding="utf-8")
-    file.unlink()
-    assert [(r.q_len, r.status) for r in api.bench(resume=run.path).rows] == [(8, "ok"), (64, "ok")]
-    records.write_text(first, encoding="utf-8")
-    copy = run.path / "artifacts" / "model" / "engine" / "engine.plan"
-    copy.write_bytes(copy.read_bytes() + b" ")
-    with pytest.raises(RecordsError, match="the model was changed; start a new run"):
-        api.bench(resume=run.path)
 
 
 @pytest.mark.parametrize("name", ["random.plan", "zero.plan", "folder.plan", "fifo.plan", "closed.plan", "gone.plan"])
