@@ -42,7 +42,7 @@ def choose_recipe(
         seed: of weights that no file gives, and of inputs.
         opset: None: each exporter's first.
         timing_s: of each size.
-        say: told the table.
+        say: told the sizes, then the table.
 
     Raises:
         AttnbenchError: what is wrong with the module, with the line.
@@ -51,6 +51,11 @@ def choose_recipe(
     labels = dict(enumerate(sizes))
 
     def time(names: Sequence[str], runtime: str) -> tuple[list[Timed], float]:
+        at = "; ".join(", ".join(f"{dim}={size}" for dim, size in ends.items()) for ends in sizes.values())
+        say(
+            f"timing {len(names)} recipes at {at or 'fixed sizes'}: large sizes take minutes, a smaller max in "
+            "[ranges] takes less"
+        )
         arms = [Arm(exporter=name, runtime=runtime, opset=opset) for name in names]
         found = {arm.label: Timed(name=arm.exporter, opset=opset) for arm in arms}
         env, _ = environment.scrubbed_environment(1)
