@@ -132,7 +132,8 @@ def render(diagnosis: Diagnosis, *, width: int, color: bool) -> str:
         heading(title)
         rows = table()
         for name, answer in answers.items():
-            rows.add_row(Text(f"  {name}", style="green" if answer.available else "red"), Text(_verdict(answer)))
+            style = "green" if answer.available else "red"
+            rows.add_row(Text(f"  {name}", style=style), Text(_verdict(answer, flag=f"--{title}")))
         console.print(rows)
     heading("to know")
     notes = table()
@@ -143,9 +144,10 @@ def render(diagnosis: Diagnosis, *, width: int, color: bool) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _verdict(answer: Probe) -> str:
+def _verdict(answer: Probe, *, flag: str) -> str:
     if answer.available:
-        opt_in = "  (opt-in: name it with --runtimes)" if answer.traits.get("opt_in") else ""
+        opt_in = f"  (opt-in: name it with {flag})" if answer.traits.get("opt_in") else ""
+        opt_in = "  (for attnbench conform; never timed)" if answer.traits.get("checks_only") else opt_in
         on = f"  on {', '.join(answer.devices)}" if answer.devices != ("cpu",) else ""
         limits = [f"only on the CPU: {answer.no_cuda}"] if answer.no_cuda else []
         limits += [answer.compiles_only] if answer.compiles_only else []

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +124,17 @@ def test_the_text_is_80_columns_and_says_why_and_how_to_fix() -> None:
     assert ["tensorrt", "unavailable: libcuda.so.1 is missing"] in lines
     assert ["fix:", "apt install nvidia-driver"] in lines
     assert ["ort-cpu", "available  1.2"] in lines
+
+
+def test_what_no_run_takes_by_itself_is_named_with_its_own_flag() -> None:
+    opt_in = Probe(available=True, version="1.2", traits={"opt_in": True})
+    checks = Probe(available=True, version="1.2", traits={"opt_in": True, "checks_only": True})
+    found = replace(diagnosis(seen(), {"slow": opt_in, "checker": checks}), exporters={"onnx-old": opt_in})
+    lines = [line.split("  ", 2) for line in doctor.render(found, width=80, color=False).splitlines()]
+    said = {parts[1]: parts[2].strip() for parts in lines if len(parts) == 3}
+    assert said["slow"] == "available  1.2  (opt-in: name it with --runtimes)"
+    assert said["checker"] == "available  1.2  (for attnbench conform; never timed)"
+    assert said["onnx-old"] == "available  1.2  (opt-in: name it with --exporters)"
 
 
 def test_colors_are_used_when_asked() -> None:
