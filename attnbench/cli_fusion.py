@@ -1,6 +1,7 @@
 """`attnbench fusion`: what NVIDIA's compiler fuses, asked without a GPU."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from attnbench import cli_lint, flags
 from attnbench.console import complain, note, say, width
-from attnbench.errors import InputError
+from attnbench.errors import AttnbenchError, InputError
 from attnbench.options import HOW, WHAT, WHERE, Json, single, switch
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def fusion(
     if cli_lint.is_asked(context.params):
         return cli_lint.run(context.params)
     given = {"--ask": ask, "--full": full, "--gpu-archs": gpu_archs, "--seq-len": seq_len, "--out": out}
-    if resume is not None and (extra := [flag for flag, value in given.items() if value]):
+    if resume is not None and (extra := [flag for flag, value in given.items() if value not in (None, False)]):
         raise InputError(f"--resume takes the settings of the matrix; leave out {', '.join(extra)}")
     if ask is not None and (full or out is not None):
         raise InputError("--ask prints its answer and writes nothing; leave out --full and --out")
@@ -83,9 +84,22 @@ def fusion(
     try:
         found = matrix.run(plan, folder / matrix.RECORDS, tell)
     except KeyboardInterrupt:
-        complain(f"what was answered is kept; go on with attnbench fusion --resume {folder}")
+        complain(f"what was answered is kept; go on with {_go_on(folder)}")
         raise
-    return _show(found, folder, as_json)
+    except OSError as err:
+        raise AttnbenchError(_cannot_write(err, folder)) from err
+    try:
+        return _show(found, folder, as_json)
+    except OSError as err:
+        raise AttnbenchError(_cannot_write(err, folder)) from err
+
+
+def _go_on(folder: Path) -> str:
+    return f"attnbench fusion --resume {shlex.quote(str(folder))}"
+
+
+def _cannot_write(err: OSError, folder: Path) -> str:
+    return f"cannot write to {str(folder)!r}: {err.strerror or err}; mend that, then go on with {_go_on(folder)}"
 
 
 def _plan(ask: str | None, full: bool, gpu_archs: str | None, seq_len: str | None) -> "Plan":
@@ -95,7 +109,13 @@ def _plan(ask: str | None, full: bool, gpu_archs: str | None, seq_len: str | Non
 
     usual = ARCHS if full else matrix.ARCHS
     least = matrix.MIN_SEQ_LEN
-    asked = questions.parse_ask(ask) if ask else questions.full_questions() if full else questions.default_questions()
+    asked = (
+        questions.parse_ask(ask)
+        if ask is not None
+        else questions.full_questions()
+        if full
+        else questions.default_questions()
+    )
     archs = usual if gpu_archs is None else parse_archs(gpu_archs)
     length = matrix.SEQ_LEN
     if seq_len is not None:

@@ -37,10 +37,10 @@ def is_asked(params: Mapping[str, Any]) -> bool:
     Raises:
         InputError: something is said about a model that is not named, or about the matrix beside one.
     """
-    beside = [flag for name, flag in _BESIDE.items() if params[name]]
+    beside = [flag for name, flag in _BESIDE.items() if params[name] not in (None, [], ())]
     if params["onnx"] is None and beside:
         raise InputError(f"{', '.join(beside)} is about a model of yours; name it with --onnx FILE")
-    others = [flag for name, flag in _OF_MATRIX.items() if params[name]]
+    others = [flag for name, flag in _OF_MATRIX.items() if params[name] not in (None, False)]
     if params["onnx"] is not None and others:
         raise InputError(f"{', '.join(others)} is for the matrix, not for a model of yours; leave it out")
     return params["onnx"] is not None

@@ -1,9 +1,37 @@
 """Files that are whole or not there: what is read is the old file or the new one, never a part."""
 
+import contextlib
+import fcntl
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from attnbench.errors import InputError
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """No other process works in this folder meanwhile; the lock ends with the process, however that ends.
+
+    Raises:
+        InputError: another process is at work in it.
+        OSError: the folder cannot be opened.
+    """
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as err:
+        os.close(fd)
+        raise InputError(
+            f"{str(folder)!r} is being written by another attnbench process; wait for it or end it first"
+        ) from err
+    except OSError:  # a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

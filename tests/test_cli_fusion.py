@@ -1,6 +1,7 @@
 """attnbench fusion: words for bad input, and what is shown and written of a matrix."""
 
 import csv
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from attnbench.cli import main
 from attnbench.errors import UnavailableError
 from attnbench.fusion import matrix
+from attnbench.report import tables
 from tests.fusion.matrices import made_matrix
 
 
@@ -17,6 +19,8 @@ from tests.fusion.matrices import made_matrix
     ("arguments", "words"),
     [
         (["--ask", "fp17"], "--ask knows no 'fp17'"),
+        (["--ask", ""], "--ask '' asks nothing"),
+        (["--resume", "x", "--ask", ""], "--resume takes the settings of the matrix; leave out --ask"),
         (["--ask", "fp16", "--full"], "leave out --full and --out"),
         (["--ask", "fp16", "-o", "x"], "leave out --full and --out"),
         (["--resume", "x", "--full"], "--resume takes the settings of the matrix; leave out --full"),
@@ -79,6 +83,21 @@ def test_a_matrix_leaves_a_table_a_page_a_picture_and_its_numbers(
     assert "head_dim 512" in printed.out
     assert printed.err == ""
     assert (asked[0].archs, asked[0].seq_len) == (matrix.ARCHS, 2048)
+
+
+@pytest.mark.parametrize("full_at", ["records", "files"])
+def test_a_full_disk_is_told_with_the_folder_and_how_to_go_on(
+    tmp_path: Path, asked: list[matrix.Plan], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    full_at: str,
+) -> None:  # fmt: skip
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(*((matrix, "run") if full_at == "records" else (tables, "write_text")), full)
+    assert main(["fusion", "-q", "-o", os.fspath(tmp_path / "my run")]) == 1
+    told = capsys.readouterr().err
+    assert f"cannot write to '{tmp_path / 'my run'}': No space left on device; mend that" in told
+    assert f"go on with attnbench fusion --resume '{tmp_path / 'my run'}'" in told
 
 
 def test_full_asks_every_architecture_and_more_questions(tmp_path: Path, asked: list[matrix.Plan]) -> None:

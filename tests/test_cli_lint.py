@@ -21,6 +21,7 @@ def test_what_is_wrong_with_the_flags_is_told_before_anything_runs(
     Path("m.onnx").write_bytes(b"not looked at")
     for flags, words in {
         ("--fail-on", "unfused"): "--fail-on is about a model of yours; name it with --onnx FILE",
+        ("--fail-on", ""): "--fail-on is about a model of yours; name it with --onnx FILE",
         ("--set", "batch=1"): "--set is about a model of yours",
         ("--onnx", "missing.onnx"): "--onnx must be a file that exists, got 'missing.onnx'",
         ("--onnx", "m.onnx", "--full"): "--full is for the matrix, not for a model of yours; leave it out",

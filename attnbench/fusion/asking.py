@@ -15,17 +15,18 @@ from attnbench.trt_compiler import Compiled
 ATTENTION = "onnx-attention"  # the recipe whose node is the second witness
 
 
-def answers(*, question: dict[str, Any], archs: Sequence[str], seq_len: int) -> dict[str, Any]:
+def answers(*, question: dict[str, Any], archs: Sequence[str], seq_len: int, folder: str) -> dict[str, Any]:
     """Ask one question for every architecture; {"answers": as `Answer.as_dict`}.
 
     Args:
         question: as `Question.as_dict`.
         archs: of `trt_compiler.ARCHS`.
         seq_len: T; the graph is compiled for T and for 2T.
+        folder: of the asking process, which removes what a killed worker leaves in it.
     """
     asked = Question(**question)
-    with tempfile.TemporaryDirectory(prefix="attnbench-fusion-") as folder:
-        path = Path(folder) / "model.onnx"
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        path = Path(own) / "model.onnx"
         try:
             write(asked, seq_len, path)
         except UnsupportedError as err:

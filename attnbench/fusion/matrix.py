@@ -3,18 +3,20 @@
 import importlib.metadata
 import importlib.util
 import json
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attnbench.deploy.shop import MEMORY_LIMIT_BYTES, TASKS, TIMEOUT_S, WITH_EXPORTERS
 from attnbench.errors import AttnbenchError, InputError, RecordsError, UnavailableError, WorkerError
-from attnbench.files import write_bytes
+from attnbench.files import only_writer, write_bytes
 from attnbench.fusion.questions import Question
 from attnbench.fusion.verdicts import FAILED, VERDICTS, Answer
 from attnbench.measure import environment
@@ -107,9 +109,15 @@ def run(plan: Plan, records: Path | None, say: Callable[[str], object]) -> Matri
         say: told how far it is.
 
     Raises:
+        InputError: another process is at these records.
         UnavailableError: what workers need cannot be imported.
         OSError: the records cannot be written.
     """
+    with nullcontext() if records is None else only_writer(records.parent):
+        return _run(plan, records, say)
+
+
+def _run(plan: Plan, records: Path | None, say: Callable[[str], object]) -> Matrix:
     start = time.monotonic()
     done: dict[Question, list[Answer]] = {}
     if records is not None and records.exists():
@@ -121,8 +129,9 @@ def run(plan: Plan, records: Path | None, say: Callable[[str], object]) -> Matri
     if rest:
         env, _ = environment.scrubbed_environment(1)
         with (
+            tempfile.TemporaryDirectory(prefix="attnbench-fusion-") as folder,
             ForkServers(env) as servers,
-            _Asker(servers, plan) as asker,
+            _Asker(servers, plan, folder) as asker,
             ThreadPoolExecutor(min(WORKERS, len(rest))) as pool,
         ):
             _ask_all(plan, rest, done, asker, pool, records, say)
@@ -159,8 +168,8 @@ def _ask_all(
 class _Asker:
     """Keeps one worker in every thread that asks; a worker that dies costs its question and is replaced."""
 
-    def __init__(self, servers: ForkServers, plan: Plan) -> None:
-        self._server, self._plan = servers.get(_PRELOAD), plan
+    def __init__(self, servers: ForkServers, plan: Plan, folder: str) -> None:
+        self._server, self._plan, self._folder = servers.get(_PRELOAD), plan, folder
         try:
             self._server.wait_ready()
         except WorkerError as err:
@@ -180,7 +189,7 @@ class _Asker:
         try:
             found = self._worker().ask(
                 "attnbench.fusion.asking:answers", timeout_s=TIMEOUT_S, question=question.as_dict(),
-                archs=list(self._plan.archs), seq_len=self._plan.seq_len,
+                archs=list(self._plan.archs), seq_len=self._plan.seq_len, folder=self._folder,
             )  # fmt: skip
             return question, [Answer.from_dict(fields) for fields in found["answers"]]
         except AttnbenchError as err:

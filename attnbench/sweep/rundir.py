@@ -1,15 +1,13 @@
 """A run directory: one manifest, records that are only ever appended whole, samples per problem group."""
 
 import contextlib
-import fcntl
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attnbench.errors import InputError, RecordsError
-from attnbench.files import write_atomically, write_bytes
+from attnbench.files import only_writer, write_atomically, write_bytes
 from attnbench.records import SCHEMA_VERSION, Record, append_records, read_records
 
 RECORDS, MANIFEST = "records.jsonl", "manifest.json"
@@ -56,27 +54,9 @@ class RunDirectory:
             raise RecordsError(f"{str(path)!r} has no {MANIFEST}; name a run directory of attnbench")
         return cls(path)
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Nobody else runs in this directory meanwhile; the lock ends with the process, however that ends.
-
-        Raises:
-            InputError: another process is running in it.
-        """
-        fd = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as err:
-            os.close(fd)
-            raise InputError(
-                f"{str(self.path)!r} is being written by another attnbench process; wait for it or end it first"
-            ) from err
-        except OSError:  # a file system without locks
-            pass
-        try:
-            yield
-        finally:
-            os.close(fd)
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """Nobody else runs in this directory meanwhile: see `attnbench.files.only_writer`."""
+        return only_writer(self.path)
 
     def read_manifest(self) -> dict[str, Any]:
         """The manifest.

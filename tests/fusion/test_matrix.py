@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import InputError, RecordsError, UnavailableError, WorkerError
+from attnbench.files import only_writer
 from attnbench.fusion import matrix
 from attnbench.fusion.matrix import read_answers, read_plan, run
 from attnbench.fusion.questions import Question
@@ -127,6 +128,33 @@ def test_a_worker_that_dies_costs_its_question_which_is_asked_again(
     again = run(PLAN, records, lambda text: None)
     assert asked == [QUESTIONS[1]]
     assert (again.exit_code, again.counts) == (0, {"fused": 6, "not fused": 14, "refused": 4})
+
+
+def test_two_processes_never_answer_into_one_folder(tmp_path: Path, workers: Callable[..., Asked]) -> None:
+    asked = workers()
+    records = tmp_path / "r.jsonl"
+    with only_writer(tmp_path), pytest.raises(InputError, match="is being written by another attnbench process"):
+        run(PLAN, records, lambda text: None)
+    assert asked == []
+    assert not records.exists()
+    assert len(run(PLAN, records, lambda text: None).answers) == len(QUESTIONS) * len(ARCHS)
+
+
+def test_what_a_killed_worker_leaves_is_removed(
+    tmp_path: Path, workers: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers()
+    made: list[Path] = []
+
+    def ask(self: object, op: str, *, folder: str, **_: object) -> None:
+        made.append(Path(folder) / "model.onnx")
+        made[-1].write_text("half a graph")
+        raise WorkerError("killed by signal 9 (SIGKILL)")
+
+    monkeypatch.setattr(matrix.Worker, "ask", ask)
+    assert run(PLAN, None, lambda text: None).exit_code == 1
+    assert len(made) == len(QUESTIONS)
+    assert not any(path.parent.exists() for path in made)
 
 
 def test_records_of_another_version_or_kind_are_refused(
