@@ -6,6 +6,8 @@ No framework is needed, so every runtime of a GPU gives the same reason for the 
 import ctypes
 import os
 import re
+import sys
+import threading
 from functools import lru_cache
 
 from attnbench.errors import UnsupportedError
@@ -13,6 +15,9 @@ from attnbench.errors import UnsupportedError
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install NVIDIA's driver, see https://www.nvidia.com/drivers"
 _SUCCESS, _NAME_BYTES = 0, 256
+_hung = threading.Event()  # cuInit never came back in this process
+# Below the 10 s of a probe: what works without a GPU must still get to say so. Healthy drivers take 0.1 to 3 s.
+ANSWER_S = 6.0
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
 
 
@@ -20,9 +25,14 @@ def why_no_gpu() -> str:
     """Why no GPU can be used, as a sentence; empty where one can."""
     try:
         driver = ctypes.CDLL(LIBRARY)
-    except OSError:
-        return f"there is no NVIDIA driver: {LIBRARY} is missing"
-    status = int(driver.cuInit(0))
+    except OSError as err:
+        return _why_not_loaded(str(err))
+    try:
+        status = _started(driver)
+    except AttributeError as err:
+        return f"{LIBRARY} is no driver of NVIDIA: {err}"
+    if status is None:
+        return f"NVIDIA's driver hangs: cuInit had not answered after {ANSWER_S:g} s, see what nvidia-smi says"
     if status != _SUCCESS:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "" if hidden is None else f"; CUDA_VISIBLE_DEVICES is {hidden!r}"
@@ -30,6 +40,31 @@ def why_no_gpu() -> str:
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     return "" if count.value else "NVIDIA's driver finds no GPU"
+
+
+def _why_not_loaded(words: str) -> str:
+    """words: of the loader, which tells a file that is not there from one that is broken."""
+    if sys.platform != "linux" or f"{LIBRARY}: cannot open shared object file" in words:
+        return f"there is no NVIDIA driver: {LIBRARY} is missing"
+    return f"NVIDIA's driver does not load: {words}"
+
+
+def _started(driver: ctypes.CDLL) -> int | None:
+    """The status of cuInit; None where it hangs, as on a GPU that fell off the bus. A hung one is not asked again.
+
+    Raises:
+        AttributeError: the library has no cuInit.
+    """
+    init = driver.cuInit
+    if _hung.is_set():
+        return None
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(int(init(0))), daemon=True)
+    asking.start()
+    asking.join(ANSWER_S)
+    if not found:
+        _hung.set()
+    return found[0] if found else None
 
 
 def devices() -> tuple[str, ...]:

@@ -22,13 +22,13 @@ _SUCCESS, _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 0, 75, 76  # CUdevice_attribute
 
 
 def cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver runs, such as (13, 0); None without a driver."""
-    try:
-        driver = ctypes.CDLL(LIBRARY)
-    except OSError:
-        return None
+    """The newest CUDA that the driver runs, such as (13, 0); None without a driver, or with one that does not tell."""
     number = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(number)) != _SUCCESS or number.value <= 0:
+    try:
+        status = ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # `cuda_driver.why_no_gpu` says which
+        return None
+    if status != _SUCCESS or number.value <= 0:
         return None
     return number.value // 1000, number.value % 1000 // 10
 

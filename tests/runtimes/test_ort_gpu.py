@@ -6,7 +6,9 @@ one was seen to answer on the CPU. The real onnxruntime-gpu is asked in tests/gp
 
 import ctypes
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from attnbench.interfaces import Artifact, Settings
 from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_exporters.contrib import OnnxContrib
-from attnbench_runtimes import cuda_buffers, cuda_driver, elf_needs, ort_gpu, ort_loaded, tf32
+from attnbench_runtimes import cuda_buffers, cuda_driver, elf_needs, gpu_stack, ort_gpu, ort_loaded, tf32
 from attnbench_runtimes.ort import OrtCpu, OrtSession
 from attnbench_runtimes.ort_gpu import CUDA, TENSORRT, OrtCuda, OrtTensorRt
 
@@ -256,11 +258,49 @@ def test_bfloat16_is_bound_by_its_bytes() -> None:
 
 def test_without_a_driver_the_reason_is_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
-        raise OSError(name)
+        raise OSError(f"{name}: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
     assert cuda_driver.why_no_gpu() == "there is no NVIDIA driver: libcuda.so.1 is missing"
     assert cuda_driver.devices() == ()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the words are those of Linux's loader")
+def test_a_driver_that_is_a_text_file_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("installed by a script that failed\n")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "from attnbench_runtimes import cuda_driver; print(cuda_driver.why_no_gpu())"],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("NVIDIA's driver does not load: ")
+    assert "libcuda.so.1" in done.stdout
+
+
+def test_a_library_without_the_functions_of_a_driver_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert cuda_driver.why_no_gpu().startswith("libcuda.so.1 is no driver of NVIDIA: ")
+    assert gpu_stack.cuda_version() is None
+    answer = OrtCuda().probe()
+    assert not answer.available
+    assert "libcuda.so.1 is no driver of NVIDIA" in answer.reason
+
+
+def test_a_driver_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, asked = threading.Event(), []
+
+    class Hanging:
+        def cuInit(self, flags: int) -> int:
+            asked.append(flags)
+            never.wait(60.0)
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Hanging())
+    monkeypatch.setattr(cuda_driver, "_hung", threading.Event())
+    monkeypatch.setattr(cuda_driver, "ANSWER_S", 0.05)
+    for _ in range(3):
+        assert "driver hangs: cuInit had not answered after 0.05 s" in cuda_driver.why_no_gpu()
+    never.set()
+    assert asked == [0]
 
 
 class Driver:
