@@ -69,7 +69,8 @@ def build_report(
         *_compiled(files, run_dir, records),
     ]
     said = [*notices, *files.problems]
-    page = render(run_dir.name, records, manifest, panels, pictures, said, decided, explorer=explorer)
+    name = (run_dir if run_dir.name not in ("", "..") else run_dir.resolve()).name  # a link keeps its own
+    page = render(name, records, manifest, panels, pictures, said, decided, explorer=explorer)
     files.html = _attempt(files, run_dir / "report.html", lambda path: tables.write_text(path, page))
     return files
 

@@ -67,6 +67,16 @@ def test_every_promised_file_is_written(whole):
     assert all(path.is_file() for path in files.plots)
 
 
+def test_a_run_reported_from_its_own_folder_has_the_name_of_the_folder(tmp_path, lab, monkeypatch):
+    folder = tmp_path / "mine"
+    build(lab, folder, lab.default_records(variants=("self",), seq_lens=(128,), arms=["torch-sdpa"]))
+    named = (folder / "report.html").read_text(encoding="utf-8")
+    monkeypatch.chdir(folder)
+    build(lab, Path(), lab.default_records(variants=("self",), seq_lens=(128,), arms=["torch-sdpa"]))
+    assert "<title>attnbench: mine</title>" in named
+    assert Path("report.html").read_text(encoding="utf-8") == named
+
+
 def test_the_first_screen_keeps_its_order(whole):
     _, page, _ = whole
     sections = [attrs["id"] for tag, attrs in page.tags if tag == "section"]
