@@ -19,13 +19,14 @@ def plan_text(plan: "Plan", *, width: int) -> str:
     problems = [group.problem for group in plan.groups]
     found = (p.kv_len if p.variant == "decode" else p.q_len for p in problems)
     lengths = ", ".join(map(str, sorted({length for length in found if length is not None})))
-    least = "at least " if any(p.part == "model" for p in problems) else ""  # what a call of it holds is not known
+    of_model = any(p.part == "model" for p in problems)
+    least = "at least " if of_model else ""  # what a call of it holds is not known
     lines = [
         f"{_count(plan.case_count, 'case')}: {_count(len(problems), 'problem')} "
         + (f"(T = {lengths}) " if lengths else "")
         + f"x {_count(len(plan.arms), 'arm')}, {_count(plan.threads, 'thread')} each",
         *(f"  {arm}" for arm in plan.arms),
-        f"predicted time {_minutes(plan.total_s)}" + _budget(plan),
+        f"predicted time {_minutes(plan.total_s)}{_budget(plan)}" + (", a guess for a model" if of_model else ""),
         *(f"  {_minutes(seconds):>6}  {phase}" for phase, seconds in plan.split().items()),
         f"predicted memory {least}{_gib(plan.peak_memory_bytes)} of {_gib(plan.available_bytes)} free",
         *(f"note: {notice}" for notice in plan.notices),

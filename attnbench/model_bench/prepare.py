@@ -230,7 +230,6 @@ def _exporter_probes(request: ModelRequest, sweep: Sweep) -> dict[str, Probe]:
 
 def _notices(source: Source, problem: ModelProblem) -> Iterator[str]:
     """What a reader has to know of the inputs and of the judge."""
-    yield "the time of a model is not known before it runs: the prediction is a guess"
     integers = [tensor for tensor in problem.inputs if tensor.dtype.startswith("int")]
     if integers and source.kind != "module" and not problem.inputs_sha256:
         ranges = ", ".join(f"{tensor.name} from {tensor.least} to {tensor.most}" for tensor in integers)

@@ -186,6 +186,7 @@ def test_an_engine_may_be_called_anything(run: Callable[..., Call], tmp_path: Pa
     )
     assert (code, err) == (0, "")
     assert "1 case: 1 problem x 1 arm" in out
+    assert ", a guess for a model\n" in out
 
 
 def test_a_name_with_a_line_break_is_one_sentence(run: Callable[..., Call], tmp_path: Path) -> None:
