@@ -112,6 +112,7 @@ def test_the_command_line_merges(capsys, runs, tmp_path):
     assert "amd on AMD EPYC" in out
     assert f"report: {tmp_path / 'out' / 'report.html'}" in out
     assert "cases: 16 ok, 2 skipped" in out
+    assert [line.split()[0] for line in out.splitlines() if "Noise floor" in line] == ["amd:", "intel:"]
 
 
 def test_one_run_is_reported_in_place_as_ever(capsys, runs):

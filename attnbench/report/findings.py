@@ -31,6 +31,8 @@ _WAY_OUT = {
     "compiled": "run it on a machine with the device that it was compiled for",
     "unsupported": "choose another exporter, dtype or variant for this runtime",
 }
+_MODEL_WAY_OUT = {"unsupported": "choose another runtime (--runtimes), exporter or dtype for this model"}
+_TO_RESUME = "; --resume this run"  # how the sweep ends a reason; the way out says it with the folder
 # Installed, but no part of any figure; all versions stand in the environment section.
 _UNDER_THE_HOOD = frozenset({"pandas", "pyarrow", "pydantic", "matplotlib", "psutil", "threadpoolctl", "nvidia-ml-py"})
 _STOP_WORDS = {
@@ -259,8 +261,9 @@ def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: s
     for panel in panels:
         for (arm, x), r in panel.cells.items():
             if r.status not in ("ok", "mismatch"):
-                reason = r.reason or "no reason was recorded"
-                groups[r.status, reason, _way_out(r, manifest, run_dir)].append((panel, arm, x))
+                reason, way_out = r.reason or "no reason was recorded", _way_out(r, manifest, run_dir)
+                reason = reason.partition(_TO_RESUME)[0] if "--resume" in way_out else reason
+                groups[r.status, reason, way_out].append((panel, arm, x))
     found = [
         Trouble(
             arm=fmt_list(unique(arm for _, arm, _ in members), 4), status=status, reason=reason, way_out=way_out,
@@ -277,7 +280,7 @@ def _way_out(r: Record, manifest: Mapping[str, Any], run_dir: str) -> str:
         return str(runtime.get("fix") or "run attnbench doctor: it names what to install")
     if r.status == "skipped" and "--resume" in r.reason:
         return f"attnbench bench --resume {folder_of(manifest, r.run_id, run_dir)} with a longer --time-budget"
-    return _WAY_OUT.get(r.status, "")
+    return (_WAY_OUT | (_MODEL_WAY_OUT if r.model is not None else {})).get(r.status, "")
 
 
 def _where(members: Sequence[tuple[Panel, str, int]], everything: Sequence[Panel]) -> str:

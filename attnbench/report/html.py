@@ -107,6 +107,7 @@ def _context(
         "trouble_count": len(troubles),
         "failed": FAILED,
         "is_model": is_model,
+        "has_onnx_names": any(r.arm.startswith("onnx-") for r in records),
         "words": words,
         "how_judged": how_judged(records),
         "pictures": {section: list(_pictures(pictures, section)) for section in SECTIONS},

@@ -21,6 +21,7 @@ from attnbench.report.findings import (
     wrong_answers,
 )
 from attnbench.report.judged import count_at, how_judged, words_for, words_of
+from attnbench.report.merged import runs_of
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_interval, fmt_number, fmt_ratio, printable
 
 MAX_CHARACTERS = 60_000  # a comment on GitHub holds 65,536
@@ -50,7 +51,8 @@ def markdown_summary(records: Sequence[Record], manifest: Mapping[str, Any], run
     tail = _precisions(records, manifest)
     tail += ["\n".join(others)] if others else []
     tail += [plain(how_judged(records))] if any(r.model is not None for r in records) else []
-    tail.append(plain(" ".join(trust_line(records, manifest))))
+    trust = trust_line(records, manifest)
+    tail += [plain(text) for text in (trust if runs_of(manifest) else [" ".join(trust)])]
     facts = "\n".join(f"- {plain(name)}: {plain(value)}" for name, value in machine_facts(manifest))
     tail.append(f"<details><summary>machine and versions</summary>\n\n{facts}\n\n</details>")
     tail.append(f"Report: {code(f'{run_dir}/report.html')}")

@@ -10,7 +10,7 @@ from attnbench.report import precisions
 from attnbench.report.compiled_text import terminal_lines
 from attnbench.report.findings import Trouble, did_not_run, progress_note, trust_line, wrong_answers
 from attnbench.report.judged import count_at, how_judged, words_of
-from attnbench.report.merged import run_names
+from attnbench.report.merged import run_names, runs_of
 from attnbench.report.stress_text import stress_lines
 from attnbench.report.text import fmt_bytes, fmt_count, fmt_number, fmt_ratio, printable, short_arm
 
@@ -59,7 +59,9 @@ def _parts(
     def line(text: str, style: str = "", indent: int = 0) -> "RenderableType":
         clean = printable(text)
         clean = clean.encode("ascii", "backslashreplace").decode() if ascii_only else clean
-        return Padding(Text(clean, style=style, overflow="fold"), (0, 0, 0, indent), expand=False)
+        words = clean.lstrip(" ")
+        indent += len(clean) - len(words)  # lines that are wrapped keep the indent
+        return Padding(Text(words, style=style, overflow="fold"), (0, 0, 0, indent), expand=False)
 
     panels = make_panels(records, run_names(manifest))
     parts: list[RenderableType] = []
@@ -71,7 +73,8 @@ def _parts(
         parts.append(line(panel.title(), "bold"))
         parts.append(_panel_table(panel, ascii_only=ascii_only, width=width))
     if baseline := manifest.get("baseline_arm"):
-        parts.append(line(f"ratio: time of {baseline} over time of the fastest; names leave out onnx-", "dim"))
+        shortened = "; names leave out onnx-" if any(r.arm.startswith("onnx-") for r in records) else ""
+        parts.append(line(f"ratio: time of {baseline} over time of the fastest{shortened}", "dim"))
     if len(panels) > MAX_PANELS:
         parts.append(line(f"{len(panels) - MAX_PANELS} more tables are in the report", "dim"))
     if any(panel.facet.model is not None for panel in panels):
@@ -92,7 +95,8 @@ def _parts(
         parts.append(line(f"{fmt_count(hidden, 'more reason')} in the report", "dim"))
     parts += [line(text, "dim") for text in terminal_lines(records)]
     parts += [line(text, "bold yellow") for text in (progress_note(records, manifest, run_dir),) if text]
-    parts.append(line(" ".join(trust_line(records, manifest)), "dim"))
+    trust = trust_line(records, manifest)
+    parts += [line(text, "dim") for text in (trust if runs_of(manifest) else [" ".join(trust)])]
     return parts
 
 

@@ -137,6 +137,18 @@ def test_the_way_out_of_a_spent_budget_names_the_real_folder(lab):
     records = [lab.without_figures(r, "skipped", late) for r in lab.default_records(seq_lens=(128,))]
     (trouble,) = findings.did_not_run(make_panels(records), {}, "'my run'")
     assert trouble.way_out == "attnbench bench --resume 'my run' with a longer --time-budget"
+    assert trouble.reason == "the time budget was spent"  # the way out says the rest, once
+
+
+def test_what_cannot_run_a_model_of_yours_is_no_matter_of_its_variant(lab):
+    (case,) = lab.default_records(variants=("self",), seq_lens=(128,), arms=["torch-sdpa"])
+    case = lab.without_figures(case, "unsupported", "torch-sdpa runs the built-in attention only, no models of yours")
+    model = case.model_copy(update={"model": "m:Net", "bound": "T", "sizes": {"T": 128}})
+    ways = [findings.did_not_run(make_panels([r]), {})[0].way_out for r in (case, model)]
+    assert ways == [
+        "choose another exporter, dtype or variant for this runtime",
+        "choose another runtime (--runtimes), exporter or dtype for this model",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,14 @@ def test_where_an_arm_judges_no_word_says_that_an_answer_is_right(lab: Any, tmp_
             assert "Agreement is no proof" in " ".join(text.split())
 
 
+def test_names_are_called_shortened_where_some_are(lab: Any, tmp_path: Path) -> None:
+    file, module = ({"file": ARMS, "module": MODULE_ARMS}[kind] for kind in ("file", "module"))
+    for name, arms, is_said in (("file", file, False), ("module", module, True)):
+        (tmp_path / name).mkdir()
+        found = texts(lab, tmp_path / name, model_records(arms=arms, judge=JUDGE if name == "file" else None))
+        assert [("leave out onnx-" in found[where]) for where in ("page", "terminal")] == [is_said, is_said], name
+
+
 @pytest.mark.parametrize("status", ["ok", "skipped"])
 def test_of_a_file_that_one_arm_ran_or_none_nothing_is_right(lab: Any, tmp_path: Path, status: str) -> None:
     rows = model_records(arms={JUDGE: ARMS[JUDGE]})

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.report.terminal import summary
+from tests.report.test_compiled_text import ROWS as COMPILED
 
 
 def shown(lab, records, *, width=80, encoding="utf-8", **manifest):
@@ -65,6 +66,14 @@ def test_many_facets_are_cut_and_the_rest_is_pointed_to(lab):
         r for batch in (1, 2, 4) for r in lab.default_records(seq_lens=(128,), batch_size=batch, arms=["torch-sdpa"])
     ]
     assert "3 more tables are in the report" in shown(lab, records)
+
+
+def test_a_wrapped_sentence_keeps_its_indent(lab):
+    lines = shown(lab, COMPILED, width=60).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("Compiled, not run"))
+    assert len(lines[start + 1 : -2]) > 2
+    wrapped = [line for line in lines[start + 1 :] if "planned memory" in line or "grows" in line]
+    assert all(line.startswith("  ") for line in wrapped)
 
 
 def test_an_empty_run_is_no_error(lab):
