@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbench.errors import printable
 from attnbench.fusion.lint_verdicts import Verdict
+from attnbench.report.text import fmt_bytes
 
 FAILED, NOTHING_JUDGED = 1, 3
 _SAID = {"fused": "fused", "unfused": "not fused", "refused": "refused",
@@ -121,7 +122,7 @@ class LintReport:
 
 def _memory(planned: Sequence[int | None]) -> str:
     known = [size for size in planned if size is not None]
-    return f" [{' -> '.join(f'{size / 1e6:.1f}' for size in known)} MB]" if known and len(known) == len(planned) else ""
+    return f" [{' -> '.join(map(fmt_bytes, known))}]" if known and len(known) == len(planned) else ""
 
 
 def _wrapped(line: str, width: int) -> list[str]:

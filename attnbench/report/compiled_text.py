@@ -170,7 +170,7 @@ def draw(records: Sequence[Record]) -> "Figure | None":
     colors, variants = _colors(shown), unique(s.rows[0].variant for s in shown)
     for s in shown:
         axes.plot(
-            list(s.planned), [size / 1e6 for size in s.planned.values()], _DASHES.get(s.kernel, ":"),
+            list(s.planned), [size / 2**20 for size in s.planned.values()], _DASHES.get(s.kernel, ":"),
             color=colors[s.name], marker=_MARKERS[variants.index(s.rows[0].variant) % len(_MARKERS)], markersize=3.5,
             linewidth=1.3, label=f"{s.name} ({s.kernel})",
         )  # fmt: skip
@@ -181,7 +181,7 @@ def draw(records: Sequence[Record]) -> "Figure | None":
     axes.minorticks_off()
     axes.grid(visible=True, color=GRID)
     axes.set_xlabel("T")
-    axes.set_ylabel("planned device memory, MB")
+    axes.set_ylabel("planned device memory, MiB")
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False, fontsize=6.2)
     figure.text(0.01, 0.985, "; ".join(unique(s.compiler for s in shown)), va="top", weight="bold", size=9)
     return figure

@@ -146,8 +146,8 @@ def test_the_text_tells_every_layer_and_the_whole() -> None:
     assert REPORT.text().splitlines() == [
         "models/my model.onnx by tensorrt-rtx 1.7.1.116: batch=1, seq=T; planned device memory at T = 2048 and 4096",
         "sm89:",
-        "  layer 0 (a/Softmax): fused [0.0 -> 0.0 MB]",
-        "  layer 1 (b/Softmax): not fused; without `Tanh` (softcap) it is [70.3 -> 274.7 MB]",
+        "  layer 0 (a/Softmax): fused [10 B -> 20 B]",
+        "  layer 1 (b/Softmax): not fused; without `Tanh` (softcap) it is [67.0 MiB -> 262 MiB]",
         "  layer 2 (c): refused: no kernel",
         "  whole model: refused: no kernel",
     ]
@@ -165,7 +165,7 @@ def test_architectures_with_equal_verdicts_are_told_once() -> None:
 def test_equal_neighbours_are_told_once() -> None:
     first = REPORT.regions[0]
     report = replace(REPORT, regions=tuple(replace(first, layer=n, node=f"{n}/Softmax") for n in range(12)), whole=())
-    assert report.text().splitlines()[2:] == ["  layers 0-11 (0/Softmax .. 11/Softmax): fused [0.0 -> 0.0 MB]"]
+    assert report.text().splitlines()[2:] == ["  layers 0-11 (0/Softmax .. 11/Softmax): fused [10 B -> 20 B]"]
 
 
 def test_exit_codes_say_whether_anything_was_judged() -> None:
