@@ -81,7 +81,7 @@ class CompiledEngines(Engines):
             is_own, sized = True, self._problem
         profile = "own" if is_own else str(sized.input_shapes())
         if profile not in self._found:
-            self._found[profile] = self.loaded(self._engine_bytes(sized, is_first=is_own))
+            self._found[profile] = self._opened(sized, is_own=is_own)
         return self._found[profile], 0
 
     def _is_within(self, sized: AnyProblem) -> bool:
@@ -92,19 +92,35 @@ class CompiledEngines(Engines):
             for size, limit in zip(shape, most[name], strict=True)
         )  # fmt: skip
 
-    def _engine_bytes(self, sized: AnyProblem, *, is_first: bool) -> bytes:
-        tf32 = tensorrt.is_tf32(self.settings)
+    def _opened(self, sized: AnyProblem, *, is_own: bool) -> Any:
+        """From the cache; what lies there and does not load (damaged, of another driver) is built again and told."""
+        path = self._kept_at(sized)
+        if self._asked["cache"] == "on" and path.exists():
+            try:
+                found = self.loaded(path.read_bytes())
+            except UnsupportedError as err:
+                self.told["cached_engine_rebuilt"] = str(err)
+                self.log.told.clear()  # else they would be the words of whatever fails next
+            else:
+                self.told.setdefault("engine_from_cache", path.name)
+                return found
+        return self.loaded(self._built(sized, path, is_first=is_own))
+
+    def _kept_at(self, sized: AnyProblem) -> Path:
+        """Where the engine of these sizes lies in the cache, if it does."""
         shapes = tensorrt.range_of(sized) if self._asked["profile"] == "range" else sized.input_shapes()
         key = cache_key(
             sha256=self._artifact.sha256, version=f"{self.runtime.name} {self.trt.__version__}",
-            device_name=self.device_name, shapes=shapes, asked=self._asked, tf32=tf32,
+            device_name=self.device_name, shapes=shapes, asked=self._asked, tf32=tensorrt.is_tf32(self.settings),
         )  # fmt: skip
+        return cache_folder() / f"{key}.engine"
+
+    def _built(self, sized: AnyProblem, path: Path, *, is_first: bool) -> bytes:
+        """Compile, and keep the engine at `path` where that was asked."""
         is_cached = self._asked["cache"] == "on"
-        path = cache_folder() / f"{key}.engine"
-        if is_cached and path.exists():
-            return path.read_bytes()
         timing = cache_folder() / f"{self.runtime.name}-{self.trt.__version__}-{key_of(self.device_name)}.timing"
         more = {"timing_cache": timing.read_bytes() if timing.exists() else b""} if is_cached else {}
+        tf32 = tensorrt.is_tf32(self.settings)
         made = tensorrt.compiled(self.runtime, sized, self._artifact, self._asked, tf32=tf32, is_detailed=True, **more)
         assert made.engine is not None
         if is_first:

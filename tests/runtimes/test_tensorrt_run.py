@@ -40,7 +40,12 @@ class Rig:
         )  # fmt: skip
         self.runtime = Double(trt.Runtime, deserialize_cuda_engine=lambda blob: self.engine)
         names = ("ExecutionContextAllocationStrategy", "LayerInformationFormat", "ILogger", "__version__")
-        self.module = types.SimpleNamespace(**{n: getattr(trt, n) for n in names}, Runtime=lambda log: self.runtime)
+        self.logs: list[Any] = []  # of every loader
+        self.module = types.SimpleNamespace(**{n: getattr(trt, n) for n in names}, Runtime=self.make_runtime)
+
+    def make_runtime(self, log: Any) -> Double:
+        self.logs.append(log)
+        return self.runtime
 
     def make_context(self, strategy: Any) -> Double:
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -96,9 +101,9 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Rig]:
     return made
 
 
-def open_session(device: HostDevice, **options: str) -> tensorrt_session.TensorrtSession:
+def open_session(device: HostDevice, *, sha256: str = "ab", **options: str) -> tensorrt_session.TensorrtSession:
     runtime = tensorrt.TensorrtRtx()
-    artifact = Artifact(path=Path("m.onnx"), exporter="e", opset=23, sha256="ab", size_bytes=1, problem=PROBLEM)
+    artifact = Artifact(path=Path("m.onnx"), exporter="e", opset=23, sha256=sha256, size_bytes=1, problem=PROBLEM)
     settings = Settings(device="cuda:0", options=options)
     asked = {k: v for k, v in runtime._asked(settings).items() if k != "arch"}
     engines = CompiledEngines(runtime, PROBLEM, artifact, settings, asked)
@@ -193,6 +198,50 @@ def test_a_second_session_takes_the_engine_from_the_cache_and_builds_nothing(rig
     assert again.facts().build_ms is None
     open_session(HostDevice(), cache="on", profile="range")  # another profile is another engine
     assert len(rig.built) == 2
+
+
+def test_two_files_with_one_graph_name_never_share_an_engine(rig: Rig) -> None:
+    first, other = (open_session(HostDevice(), sha256=sha256, cache="on") for sha256 in ("ab", "cd"))
+    assert len(rig.built) == 2
+    names = {open_session(HostDevice(), sha256=s, cache="on").facts().detail["engine_from_cache"] for s in ("ab", "cd")}
+    assert len(names) == 2
+    assert len(rig.built) == 2
+    assert "engine_from_cache" not in {**first.facts().detail, **other.facts().detail}
+
+
+@pytest.mark.parametrize("blob", [b"", b"cut short", b"an engine of another version"])
+def test_a_cached_engine_that_does_not_load_is_built_again_and_told(rig: Rig, tmp_path: Path, blob: bytes) -> None:
+    open_session(HostDevice(), cache="on")
+    [kept] = tmp_path.rglob("*.engine")
+    good = kept.read_bytes()
+    kept.write_bytes(blob)
+    words = "The engine plan file is not compatible with this version of TensorRT"
+    load = rig.runtime._answers["deserialize_cuda_engine"]
+
+    def loads_the_good_one_only(engine: bytes) -> Any:
+        if engine == good:
+            return load(engine)
+        rig.logs[-1].log(rig.trt.ILogger.ERROR, words)
+        return None
+
+    rig.runtime._answers["deserialize_cuda_engine"] = loads_the_good_one_only
+    again = open_session(HostDevice(), cache="on")
+    again.bind(inputs_at(PROBLEM))()
+    assert len(rig.built) == 2
+    assert kept.read_bytes() == good
+    facts = again.facts()
+    assert facts.detail["cached_engine_rebuilt"] == f"tensorrt-rtx loads no engine: {words}"
+    assert facts.build_ms == 12.5
+    later = open_session(HostDevice(), cache="on").facts()
+    assert len(rig.built) == 2
+    assert (later.detail["engine_from_cache"], "cached_engine_rebuilt" in later.detail) == (kept.name, False)
+
+
+def test_an_engine_that_was_just_built_and_does_not_load_is_refused(rig: Rig) -> None:
+    rig.runtime._answers["deserialize_cuda_engine"] = None
+    with pytest.raises(UnsupportedError, match="tensorrt-rtx loads no engine"):
+        open_session(HostDevice(), cache="on")
+    assert len(rig.built) == 1
 
 
 def test_the_key_of_the_cache_changes_with_everything_that_makes_the_engine() -> None:
