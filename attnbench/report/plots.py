@@ -1,6 +1,7 @@
 """Line charts against T: latency, memory, error, fraction of peak. A failed point is a cross, never part of a line."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH_IN, PLOT_HEIGHT_IN, LANE_IN, LABEL_PT = 4.9, 2.75, 0.135, 7.4
 LEFT, BOTTOM_IN, TOP_IN = 0.085, 0.43, 0.36
+FACET_LINE_IN, FACET_CHARS = 0.12, 88
 KEY_X, TEXT_X = 1.045, 1.075  # of the axes' width: the marker and the name beside a line's end
 BELOW_AXIS = 1e-12  # stands for an interval's end that a log axis cannot show
 NO_FIGURE = "no figure"
@@ -108,7 +110,9 @@ def draw(kind: Kind, panel: Panel, styles: Mapping[str, ArmStyle]) -> "Figure":
     lane_in = LANE_IN * len(lanes)
     label_in = 0.135 * max(0, len(panel.arms) - 14)
     plot_in = PLOT_HEIGHT_IN + label_in
-    height = BOTTOM_IN + plot_in + (0.06 + lane_in) + TOP_IN
+    facet = textwrap.wrap(panel.facet.title(), FACET_CHARS)[:2]
+    facet_in = FACET_LINE_IN * len(facet)
+    height = BOTTOM_IN + plot_in + (0.06 + lane_in) + facet_in + TOP_IN
     figure = Figure(figsize=(WIDTH_IN, height))
     FigureCanvasAgg(figure)
     width = 1 - LEFT - _label_width_in(panel, lanes) / WIDTH_IN
@@ -122,6 +126,8 @@ def draw(kind: Kind, panel: Panel, styles: Mapping[str, ArmStyle]) -> "Figure":
         bottom = (BOTTOM_IN + plot_in + 0.06) / height
         _draw_lanes(figure.add_axes((LEFT, bottom, width, lane_in / height)), axes, lanes, styles)
     figure.text(0.01, 1 - 0.05 / height, f"{panel.title()}: {kind.y_label}", va="top", weight="bold", size=9)
+    # A picture is passed on without the page, where two batch sizes have one title.
+    figure.text(0.01, 1 - 0.25 / height, "\n".join(facet), va="top", size=7, color=MUTED)
     return figure
 
 

@@ -12,6 +12,7 @@ from attnbench.problem import Problem
 from attnbench.report import figures, plots, style
 from attnbench.report.pictures import plot, styles_for
 from attnbench.report.rounds import draw_rounds, read_visits
+from tests.report.model_rows import model_records
 
 # Machado, Oliveira, Fernandes 2009, severity 1.0, on linear RGB
 SIGHT = {
@@ -218,6 +219,27 @@ def test_a_wide_interval_widens_the_axis_but_not_beyond_three_times_the_points(l
     record.latency_ms_ci_high = 2000.0
     _, figure, _ = draw([record])
     assert figure.axes[0].get_ylim()[1] == pytest.approx(2.0 * 3 * 1.5)
+
+
+def test_a_picture_alone_tells_what_was_run(lab):
+    one, many = (
+        draw([lab.make_record(Problem.make(seq_len=128, batch_size=batch), "torch-sdpa")])[1] for batch in (1, 8)
+    )
+    assert [f.texts[1].get_text() for f in (one, many)] == [
+        f"block, fp32, batch {batch}, 8 heads of 64, cpu, 1 thread, host time" for batch in (1, 8)
+    ]
+
+
+def test_many_sizes_of_a_model_are_wrapped_above_the_axes():
+    (panel,) = make_panels(model_records(batches=(), sizes={f"length_of_input_{i}": 1024 for i in range(9)}))
+    with figures.plotting():
+        figure = plots.draw(plots.KINDS["latency"], panel, styles_for([panel]))
+        figure.canvas.draw()
+    box = figure.texts[1].get_window_extent()
+    assert figure.texts[1].get_text().count("\n") == 1
+    assert figure.axes[0].get_window_extent().y1 < box.y0
+    assert box.y1 < figure.texts[0].get_window_extent().y0
+    assert box.x1 < figure.bbox.x1
 
 
 def test_one_chart_can_be_had_without_a_report(lab):
