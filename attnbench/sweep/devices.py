@@ -43,6 +43,7 @@ def choose(asked: str, probes: Mapping[str, Probe]) -> tuple[dict[str, str], dic
         return {name: asked if asked in p.devices else p.devices[0] for name, p in probes.items()}, dict(probes)
     refused = {name: _why_not(asked, probe) for name, probe in probes.items()}
     without = [f"{name}: {why}" for name, why in refused.items() if why]
+    without += [f"{name} is unavailable: {probe.reason}" for name, probe in probes.items() if not probe.available]
     if not any(probe.available and asked in probe.devices for probe in probes.values()):
         reasons = "; ".join(without) or f"none of {', '.join(probes)} runs on one"
         raise UnavailableError(f"device {asked} was asked, there is none here: {reasons}; leave --device out")

@@ -110,7 +110,7 @@ def prepare_arms(
     labels = [arm.label for arm in arms]
     for name in sweep.require:
         if name not in labels and name not in runtimes:
-            known = [*labels, *runtimes]
+            known = list(dict.fromkeys([*labels, *runtimes]))
             raise InputError(
                 f"required arm or runtime {name!r} is not in the sweep: {', '.join(known)}{grid.nearest(name, known)}"
             )

@@ -4,7 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 
-from attnbench.errors import InputError
+from attnbench.errors import InputError, UnavailableError
 from attnbench.interfaces import Probe
 
 Options = tuple[tuple[str, str], ...]  # names and values
@@ -28,17 +28,23 @@ def combinations(texts: Iterable[str], runtime: str) -> list[Options]:
 def check(texts: Iterable[str], probes: Mapping[str, Probe]) -> None:
     """Every option is one that its runtime has; `probes` are those of the runtimes of the sweep.
 
+    A runtime that is unavailable knows its options all the same, unless it could not even be loaded.
+
     Raises:
         InputError: it is not; the message has those that there are.
+        UnavailableError: it is about a GPU's clock, and the runtime cannot be used here; the message says why.
     """
     for text in texts:
         runtime, name, value = _split(text)
         if runtime not in probes:
             raise InputError(f"option {text!r} is of none of the runtimes {', '.join(probes)}; add it to runtimes")
-        known: Mapping[str, Iterable[str]] = probes[runtime].traits.get("options", {})
-        if any(device.startswith("cuda") for device in probes[runtime].devices):
+        probe = probes[runtime]
+        known: Mapping[str, Iterable[str]] = probe.traits.get("options", {})
+        if not probe.available and value in TIMING.get(name, ()):
+            raise UnavailableError(f"option {text!r} is about a GPU's clock: {probe.reason}; leave it out")
+        if any(device.startswith("cuda") for device in probe.devices):
             known = {**known, **TIMING}
-        if probes[runtime].available and value not in known.get(name, ()):
+        if (probe.available or "options" in probe.traits) and value not in known.get(name, ()):
             told = "; ".join(f"{key}={'|'.join(choices)}" for key, choices in known.items()) or "none"
             raise InputError(f"{runtime} has no option {name}={value}; it has {told}")
 

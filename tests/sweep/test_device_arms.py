@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.errors import InputError
+from attnbench.errors import InputError, UnavailableError
 from attnbench.interfaces import Probe
 from attnbench.measure.timing import Visit
 from attnbench.problem import Problem
@@ -75,6 +75,19 @@ def test_options_of_timing_are_known_where_there_is_a_gpu_and_not_told_to_the_ru
     with pytest.raises(InputError, match="scope=device; l2=cold"):
         runtime_options.check(["torch-sdpa:l2=hot"], {"torch-sdpa": on_gpu})
     assert runtime_options.of_runtime((("scope", "device"), ("backend", "math"))) == (("backend", "math"),)
+
+
+def test_options_of_a_runtime_that_is_unavailable_are_checked_all_the_same() -> None:
+    lacking = Probe(available=False, reason="no driver", traits={"options": {"cuda_graph": ["off", "on"]}})
+    runtime_options.check(["ort-cuda:cuda_graph=on"], {"ort-cuda": lacking})
+    with pytest.raises(InputError, match=r"ort-cuda has no option cuda_graph=maybe; it has cuda_graph=off\|on"):
+        runtime_options.check(["ort-cuda:cuda_graph=maybe"], {"ort-cuda": lacking})
+    with pytest.raises(
+        UnavailableError, match="'ort-cuda:scope=device' is about a GPU's clock: no driver; leave it out"
+    ):
+        runtime_options.check(["ort-cuda:scope=device"], {"ort-cuda": lacking})
+    broken = Probe(available=False, reason="its probe was killed by signal 11")  # nobody knows its options
+    runtime_options.check(["ort-cuda:cuda_graph=maybe"], {"ort-cuda": broken})
 
 
 class Parked:

@@ -46,6 +46,9 @@ def test_without_cuda_auto_is_the_cpu() -> None:
 def test_a_device_that_nothing_has_is_refused_with_the_reason() -> None:
     with pytest.raises(UnavailableError, match=f"device cuda:0 was asked.* torch-sdpa: {NO_CUDA.replace('+', '.')}"):
         devices.choose("cuda:0", {"torch-sdpa": TORCH_CPU, "ort-cpu": ORT_CPU})
+    lacking = Probe(available=False, reason="no driver")
+    with pytest.raises(UnavailableError, match="built without CUDA; ort-cuda is unavailable: no driver; leave"):
+        devices.choose("cuda:0", {"torch-sdpa": TORCH_CPU, "ort-cuda": lacking})
     with pytest.raises(UnavailableError, match="none of ort-cpu runs on one"):
         devices.choose("cuda:0", {"ort-cpu": ORT_CPU})
     with pytest.raises(UnavailableError, match=r"torch-sdpa: it has cuda:0, cuda:1, not cuda:7"):
