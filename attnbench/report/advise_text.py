@@ -35,8 +35,9 @@ def advice_section(
     source = "Every request of the workload" if has_workload else "No workload given: every measured size once"
     intro = (
         f"{source}{_limits_text(limits)}. Figures are measured where the length was; ~ is the law's, * the law's "
-        "beyond the measured lengths. Arms whose order is not shown there are a toss-up. Memory is above the loaded "
-        "and bound model. Names leave out onnx-."
+        "beyond the measured lengths. Arms whose order is not shown there are a toss-up: more is asked of a "
+        "difference than for the fastest at one T, so that there are more of them. Memory is above the loaded and "
+        "bound model. Names leave out onnx-."
     )
     return Section(id="advice", title="Which arm to take", intro=intro, lines=lines, tables=tables)
 

@@ -7,7 +7,7 @@ from attnbench.report.sections import Section, Table
 from attnbench.report.text import printable
 
 _UNBROKEN = 22  # columns this narrow are not wrapped where all fit: an arm, a figure with its interval
-_FOLDED = 12  # a column that is wrapped has at least this much
+_FOLDED = 12  # a column whose words are broken has at least this much
 
 
 class _Page(io.StringIO):
@@ -45,19 +45,23 @@ def sections_text(sections: Sequence[Section], *, width: int, color: bool = Fals
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _unbroken(table: Table, width: int) -> set[int]:
-    """The columns that are not wrapped: narrow ones, but for the widest of them where the table would be cut."""
-    columns = range(len(table.head))
-    widths = [max(len(table.head[i]), *(len(row[i]) for row in table.rows), 0) for i in columns]
-    found = [i for i in sorted(columns, key=lambda i: widths[i]) if widths[i] <= _UNBROKEN]
-    borders = 3 * len(widths)
+def _widths(table: Table, width: int) -> list[int]:
+    """Of every column: all of a narrow one, else its longest word; less, the widest first, where all is too much.
 
-    def least() -> int:
-        return sum(widths[i] if i in found else min(widths[i], _FOLDED) for i in columns) + borders
-
-    while found and least() > width:
-        found.pop()
-    return set(found)
+    rich takes from the widest whatever its words are, and breaks the names of arms.
+    """
+    cells = [[name, *(row[i] for row in table.rows)] for i, name in enumerate(table.head)]
+    whole = [max(map(len, column)) for column in cells]
+    words = [min(_UNBROKEN, max(len(word) for cell in column for word in ["", *cell.split()])) for column in cells]
+    least = [full if full <= _UNBROKEN else word for full, word in zip(whole, words, strict=True)]
+    for smaller in (words, [min(_FOLDED, word) for word in words]):
+        for i in sorted(range(len(least)), key=lambda i: -least[i]):
+            if sum(least) + 2 * len(least) > width:  # a space and a border beside each
+                least[i] = min(least[i], smaller[i])
+    for i in sorted(range(len(least)), key=lambda i: whole[i] - least[i]):
+        left = max(0, width - sum(least) - 2 * len(least))
+        least[i] += min(left, whole[i] - least[i])
+    return least
 
 
 def _rich_table(table: Table, width: int, encoding: str, *, ascii_only: bool) -> object:
@@ -66,9 +70,8 @@ def _rich_table(table: Table, width: int, encoding: str, *, ascii_only: bool) ->
     from rich.text import Text
 
     drawn = RichTable(box=box.ASCII if ascii_only else box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    unbroken = _unbroken(table, width)
-    for i, name in enumerate(table.head):
-        drawn.add_column(Text(_clean(name, encoding)), overflow="fold", no_wrap=i in unbroken)
+    for name, columns in zip(table.head, _widths(table, width), strict=True):
+        drawn.add_column(Text(_clean(name, encoding)), overflow="fold", width=columns)
     for row in table.rows:
         drawn.add_row(*(Text(_clean(cell, encoding), overflow="fold") for cell in row))
     return drawn

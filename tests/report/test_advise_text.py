@@ -59,6 +59,14 @@ def test_a_wide_table_is_wrapped_and_no_figure_is_cut() -> None:
         assert all(word in words for cell in row for word in cell.split()), text
 
 
+def test_at_80_columns_figures_are_wrapped_before_names_are_broken() -> None:
+    head = ("T", "count", "arm", "ms", "memory", "toss-up with")
+    row = ["4,096", "100", "decomposed@openvino", "24.7 (24.1-25.3) ~", "35.6 MiB", "decomposed@ort-cpu and 1 more"]
+    text = sections_text([Section(id="a", title="t", tables=[Table(caption="c", head=head, rows=[row])])], width=80)
+    assert {"decomposed@openvino", "decomposed@ort-cpu", "(24.1-25.3)", "35.6"} <= set(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_profiles_are_listed_with_their_padding_and_a_recommendation() -> None:
     table = section([Requests(1, 128, 9.0), Requests(1, 256, 5.0), Requests(1, 4096, 1.0)]).tables[-1]
     assert [row[0] for row in table.rows] == ["1", "2", "3"]
