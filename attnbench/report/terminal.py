@@ -131,15 +131,22 @@ def _row(panel: Panel, x: int) -> tuple[str, ...]:
         return (panel.x_text(x), count, words_of(panel.judge).none if count else "none ran", "", "", "", "")
     fastest = [r for r in right if r.fastest]
     shown = fastest or right[:1]
-    arms = ", ".join(short_arm(names[id(r)]) for r in shown)
+    arms = ", ".join(_breakable(names[id(r)]) for r in shown)
     if len(fastest) > 1:
         arms = f"toss-up: {arms}"
     elif not fastest:
         arms = f"{arms} (not ranked)"
     ratio = "" if shown[0].arm == shown[0].baseline_arm else fmt_ratio(shown[0].speedup_vs_baseline)
     small = min((r for r in right if peak_bytes(r) is not None), key=lambda r: peak_bytes(r) or 0, default=None)
-    smallest = ("", "") if small is None else (short_arm(names[id(small)]), fmt_bytes(peak_bytes(small)))
+    smallest = ("", "") if small is None else (_breakable(names[id(small)]), fmt_bytes(peak_bytes(small)))
     return (panel.x_text(x), count, arms, fmt_number(latency_ms(shown[0])), ratio, *smallest)
+
+
+def _breakable(arm: str) -> str:
+    """`contrib@ort-cpu`; a longer name is whole, with a space before its bracket, where a narrow column breaks it."""
+    short = short_arm(arm)
+    whole = arm.removeprefix("onnx-")
+    return short if short == whole or "[" not in whole else whole.replace("[", " [", 1)
 
 
 def _wrong_lines(panels: Sequence[Panel]) -> list[str]:

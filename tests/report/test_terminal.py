@@ -78,3 +78,12 @@ def test_a_wrapped_sentence_keeps_its_indent(lab):
 
 def test_an_empty_run_is_no_error(lab):
     assert "noise floor was not measured" in shown(lab, [], noise_floor=None)
+
+
+def test_a_runtime_is_named_where_the_environment_makes_the_name_long(lab):
+    records = lab.default_records(variants=("self",), seq_lens=(128,), arms=["torch-sdpa", "onnx-attention@ort-cpu"])
+    records[1].arm += "[new=1.32.0]"
+    assert "attention@ort-cpu [new=1.32.0]" in shown(lab, records, width=110)
+    narrow = [line.split() for line in shown(lab, records, width=66).splitlines()]
+    assert [row[2] for row in narrow if row[:2] == ["128", "2/2"]] == ["attention@ort-cpu"]
+    assert ["[new=1.32.0]"] in narrow
