@@ -1,8 +1,8 @@
 """`make gpu-check`: what a machine with a GPU can say in 8 minutes, left in one folder; the short table comes last.
 
 The doctor, `pytest -m gpu`, then a sweep of every runtime that can use the GPU: causal, fp32 and fp16, block and core,
-T = 128 to 16384. What cannot run is named with the reason. Exit code 0: all is well; 1: a test or a case failed; 2: the
-folder exists; 3: no runtime can use a GPU here. Tested without a GPU; not yet run on one.
+T = 128 to 16384. What cannot run is named with the reason. Exit code 0: all is well; 1: a test or a case failed; 2: no
+such folder can be made; 3: no runtime can use a GPU here. Tested without a GPU; not yet run on one.
 """
 
 import csv
@@ -33,11 +33,17 @@ Key = tuple[str, str, str, str]  # part, variant, dtype, arm
 def main(argv: Sequence[str]) -> int:
     """Run everything into the folder of the first argument, else into a new one under results/."""
     start = time.monotonic()
+    if len(argv) > 1 or any(argument.startswith("-") for argument in argv):
+        sys.stderr.write(f"make gpu-check takes one new folder, got {' '.join(argv)}; write ARGS=results/mine\n")
+        return 2
     folder = Path(argv[0]) if argv else ROOT / "results" / f"gpu-check-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         sys.stderr.write(f"make gpu-check: {folder} exists already; name a new folder\n")
+        return 2
+    except OSError as err:
+        sys.stderr.write(f"make gpu-check: cannot make the folder {folder}: {err.strerror}; name another\n")
         return 2
     told = json.loads(output_of([*attnbench(), "doctor", "--json"], folder / "doctor.json", DOCTOR_S)[1])["runtimes"]
     runtimes, others = usable(told), refused(told)

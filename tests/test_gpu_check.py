@@ -45,6 +45,24 @@ def test_a_folder_that_exists_is_not_written_to(tmp_path: Path, capsys: pytest.C
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["a", "b"], "takes one new folder, got a b; write ARGS=results/mine"),
+        (["--help"], "takes one new folder, got --help"),
+        (["file/a"], "cannot make the folder file/a: Not a directory; name another"),
+    ],
+)
+def test_an_argument_that_is_no_new_folder_is_refused(
+    argv: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    assert gpu_check.main(argv) == 2
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_only_runtimes_that_have_a_gpu_are_timed_and_the_others_say_why() -> None:
     told = {"ort-cpu": ON_CPU, "torch-sdpa": THERE, "torch-eager": ON_CPU, "ort-cuda": MISSING,
             "tensorrt-rtx": ONLY_COMPILES}  # fmt: skip
