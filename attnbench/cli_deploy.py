@@ -144,7 +144,9 @@ def _export_bundle(params: Mapping[str, Any]) -> int:
     for check in made.checks:
         say_wrapped(f"{check.result:8} {check.name}: {check.detail}", hang=9)
     verifier = shlex.quote(str(out / "verify.py"))
-    say_wrapped(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it anywhere: python {verifier}")
+    lacks_device = any(c.result == "not run" and c.name.startswith("golden cases in ") for c in made.checks)
+    where = f"where {made.target} has a device" if lacks_device else "anywhere"
+    say_wrapped(f"{out}: {made.model}, {len(made.files) + 1} files. Verify it {where}: python {verifier}")
     return 0
 
 

@@ -291,7 +291,8 @@ def _checks(
     found = [Check(name="golden cases", result="passed",
                    detail=f"{len(golden)} cases in {where}; the worst uses {used:.2f} of its limit")]  # fmt: skip
     if conformance:
-        detail = f"{len(conformance)} probes conform in {where}"
+        how_many = "1 probe conforms" if len(conformance) == 1 else f"{len(conformance)} probes conform"
+        detail = f"{how_many} in {where}"
         found.append(Check(name="mask semantics", result="passed", detail=detail))
     if recipe.opset is not None:
         found.append(Check(name="opset", result="passed", detail=f"{recipe.opset} was asked and was written"))

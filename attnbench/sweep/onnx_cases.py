@@ -35,7 +35,7 @@ def run(bench: Bench, runtimes: Sequence[str], say: Callable[[str], object]) -> 
             ]
     except AttnbenchError as err:
         return [], [f"no cases of the onnx package were run: {err}"]
-    say(f"{len(cases)} cases of the onnx package on {len(runtimes)} runtimes")
+    say(f"{len(cases)} cases of the onnx package on {len(runtimes)} runtime{'s' if len(runtimes) > 1 else ''}")
     found: dict[tuple[str, str], Cell] = {}
 
     def ask_all(runtime: str) -> None:

@@ -45,6 +45,8 @@ def test_a_bundle_for_cuda_says_what_was_not_run(run, tmp_path):
     code, told, _ = run("export", *asked, "--recipe", "onnx-attention", "-o", str(out))
     assert code == 0
     assert "passed   golden cases: 6 cases in onnxruntime" in told
+    assert "passed   mask semantics: 1 probe conforms in onnxruntime" in told
+    assert "Verify it where onnxruntime-cuda has a device: python " in " ".join(told.split())
     unrun = next(line for line in told.splitlines() if line.startswith("not run  golden cases in onnxruntime-cuda: "))
     assert "was run by onnxruntime" in unrun
     assert unrun.removeprefix("not run  ") in (out / "README.md").read_text(encoding="utf-8")
