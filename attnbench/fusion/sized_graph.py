@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.fusion.branches import write_out_branches
+from attnbench.fusion.unused import drop_unused
 
 _SMALL_BYTES = 1024  # of a constant that is kept; larger ones are weights, whose values no verdict depends on
 _SMALL = 64  # elements of what is folded
@@ -51,7 +52,7 @@ class SizedGraph:
 def load_structure(path: Path) -> Any:
     """A model without the values of its large weights, which become inputs of the graph.
 
-    Functions and branches of `If` with attention in them are written out.
+    Functions and branches of `If` with attention in them are written out; what no output needs is left out.
 
     Free dims of inputs without a name get `INPUT_dimAXIS`.
     """
@@ -62,6 +63,7 @@ def load_structure(path: Path) -> Any:
     if len(model.functions):
         model = inliner.inline_local_functions(model)
     graph, kept = model.graph, []
+    drop_unused(graph)
     branches = write_out_branches(graph)
     for value in graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):

@@ -66,9 +66,9 @@ def test_what_a_branch_inside_a_branch_takes_from_outside_follows_its_new_name(t
     node = helper.make_node("If", ["use_cache"], ["y"], name="outer", then_branch=deep, else_branch=other)
     model = merged()
     model.graph.node[0].CopyFrom(node)
+    assert len(find_regions(graph_of(tmp_path, model))) == 2
     assert write_out_branches(model.graph) == 2
     onnx.checker.check_model(model, full_check=True)
-    assert len(find_regions(graph_of(tmp_path, model))) == 2
 
 
 def test_a_branch_without_attention_stays_as_it_is() -> None:

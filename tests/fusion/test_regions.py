@@ -8,6 +8,7 @@ from onnx import TensorProto, helper
 from attnbench.fusion.cut import cut
 from attnbench.fusion.regions import find_regions
 from attnbench.fusion.sized_graph import SizedGraph, load_structure, sized_graph
+from attnbench.fusion.unused import drop_unused
 from tests.fusion.planted import Layer, encoder
 
 
@@ -31,6 +32,32 @@ def test_every_way_to_write_attention_is_one_region_that_is_a_model(tmp_path: Pa
     assert made is not None
     onnx.checker.check_model(made.model, full_check=True)
     assert made.score_bytes == 2 * 8 * 256 * 256 * 2  # batch, heads, T, T, fp16
+
+
+def test_what_no_output_needs_is_not_taken_for_a_returned_weight(tmp_path: Path) -> None:
+    plain, returned = encoder([Layer()]), encoder([Layer(returned=True)])
+    del returned.graph.output[1:]  # taken off by hand: what made them stays
+    (left,) = (n for n in returned.graph.node if n.op_type == "Softmax")
+    returned.graph.node.append(helper.make_node("ReduceMax", [left.output[0]], ["peaks"], keepdims=0))
+    graphs = [graph_of(tmp_path, model) for model in (plain, returned)]
+    keys = [made.key for graph in graphs for region in find_regions(graph) if (made := cut(graph, region))]
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
+
+
+def test_what_a_branch_takes_from_outside_is_needed() -> None:
+    half = helper.make_graph(
+        [helper.make_node("Relu", ["made outside"], ["z"])], "half", [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [4])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Neg", ["x"], ["made outside"]), helper.make_node("Exp", ["x"], ["for nobody"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=half, else_branch=half),
+    ]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("c", TensorProto.BOOL, []), x], [y])
+    assert drop_unused(graph) == 1
+    assert [node.op_type for node in graph.node] == ["Neg", "If"]
 
 
 def test_a_projection_is_no_attention(tmp_path: Path) -> None:
