@@ -67,7 +67,7 @@ page.chart = (() => {
       label: "Worst row's error",
       axis: "relative error, worst row",
       words: (v) => v.toExponential(1),
-      ticks: (v) => v.toExponential(0).replace("e", "e"),
+      ticks: (v) => Number(v.toPrecision(6)).toExponential(),
       scale: "log",
       wrong: true,
     },
@@ -91,6 +91,14 @@ page.chart = (() => {
   /** Plotly reads some HTML in names and texts: what comes from a run must stay text. */
   const literal = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
+  /** Three to eight multiples of 1, 2 or 5 times a power of ten, for a range so narrow that few of these lie in it. */
+  function roundSteps(low, high) {
+    const power = 10 ** Math.floor(Math.log10((high - low) / 3)),
+      step = [5, 2, 1].find((s) => s * power <= (high - low) / 3) * power,
+      first = Math.ceil(low / step - 1e-9),
+      count = Math.floor(high / step + 1e-9) - first + 1;
+    return [...Array(count).keys()].map((i) => Number(((first + i) * step).toPrecision(12)));
+  }
   function logTicks(low, high, words) {
     const few = high / low < 300,
       values = [];
@@ -98,10 +106,7 @@ page.chart = (() => {
       for (const step of few ? [1, 2, 5] : [1]) values.push(step * 10 ** power);
     }
     let kept = values.filter((v) => v >= low * 0.999 && v <= high * 1.001);
-    if (kept.length < 2) {
-      const between = Math.log(high / low) / 4;
-      kept = [...Array(5).keys()].map((i) => Number((low * Math.exp(between * i)).toPrecision(3)));
-    }
+    if (kept.length < 2) kept = roundSteps(low, high);
     while (kept.length > 9) kept = kept.filter((_, i) => i % 2 === 0);
     return { tickvals: kept, ticktext: kept.map((v) => words(v)) };
   }

@@ -56,6 +56,21 @@ def test_every_quantity_is_drawn_on_both_kinds_of_axis(visit, wide, quantity):
     assert shown(page, "#charts .plot .trace") >= 2 * 4
 
 
+@pytest.mark.parametrize(
+    ("quantity", "low", "high", "ticks"),
+    [
+        ("latency", 2.5, 9.2, ["4", "6", "8"]),
+        ("latency", 0.91, 0.99, ["0.92", "0.94", "0.96", "0.98"]),
+        ("latency", 5.1, 9.9, ["6", "7", "8", "9"]),
+        ("error", 1.02e-6, 1.9e-6, ["1.2e-6", "1.4e-6", "1.6e-6", "1.8e-6"]),
+        ("latency", 0.5, 50, ["0.5", "1", "2", "5", "10", "20", "50"]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_figures_however_narrow(visit, wide, quantity, low, high, ticks):
+    page = visit(wide)
+    assert page.evaluate(f"page.chart.yTicks(page.chart.quantities.{quantity}, true, {low}, {high}).ticktext") == ticks
+
+
 def test_figures_are_the_records_figures(visit, wide, lab):
     page = visit(wide)
     (record,) = lab.default_records(variants=("self",), seq_lens=(1024,), arms=["torch-sdpa"])
