@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -203,9 +204,9 @@ def _probe(name: str, python: str, timeout_s: float) -> "Probe":
     except UnfitError as err:
         return Probe(available=False, reason=err.reason, fix=err.fix)
     answer = plugins.ask("runtime", name, [*launcher(python, name, "-E"), "attnbench.plugins"], timeout_s)
-    fix = re.sub(r"\bpip (?=(un)?install )", lambda _: f"{python} -m pip ", answer.fix)
+    fix = re.sub(r"\bpip (?=(un)?install )", lambda _: f"{shlex.quote(python)} -m pip ", answer.fix)
     if fix == plugins.show_command("runtime", name):
-        fix = f"{sys.executable} -P -m attnbench.interpreters {python} {name}"
+        fix = shlex.join([sys.executable, "-P", "-m", "attnbench.interpreters", python, name])
     reason = f"{answer.reason} (in {python})" if answer.reason else ""
     return replace(answer, reason=reason, fix=fix, traits={**answer.traits, TRAIT: asdict(interpreter)})
 
@@ -228,7 +229,7 @@ def describe(python: str) -> Interpreter:
         )
     if found["no_numpy"]:
         why = plugins.one_line(found["no_numpy"])
-        raise UnfitError(f"{python} cannot import NumPy ({why})", f"{python} -m pip install numpy")
+        raise UnfitError(f"{python} cannot import NumPy ({why})", f"{shlex.quote(python)} -m pip install numpy")
     return Interpreter(
         python=python, python_version=version, implementation=found["implementation"], versions=found["versions"]
     )

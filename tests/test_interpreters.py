@@ -1,5 +1,6 @@
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -161,6 +162,13 @@ def test_preloading_what_is_not_there_names_the_python(ours: str) -> None:
 def test_a_python_without_numpy(tmp_path: Path) -> None:
     python = make_python(tmp_path / "bare", {})
     assert why_not(python) == (f"{python} cannot import NumPy (No module named 'numpy'): {python} -m pip install numpy")
+
+
+def test_a_command_can_be_pasted_whatever_the_path(tmp_path: Path) -> None:
+    python = make_python(tmp_path / "my @ env", {})
+    found = interpreters.probe_runtimes([f"ort-cpu@{python}"])[f"ort-cpu@{python}"]
+    assert found.fix == f"'{python}' -m pip install numpy"
+    assert shlex.split(found.fix)[0] == str(python)
 
 
 def test_a_python_that_is_unfit_has_its_own_way_out(tmp_path: Path) -> None:

@@ -263,6 +263,7 @@ def did_not_run(panels: Sequence[Panel], manifest: Mapping[str, Any], run_dir: s
             if r.status not in ("ok", "mismatch"):
                 reason, way_out = r.reason or "no reason was recorded", _way_out(r, manifest, run_dir)
                 reason = reason.partition(_TO_RESUME)[0] if "--resume" in way_out else reason
+                reason = reason.removesuffix(f"; {way_out}")  # an unavailable row has it in its reason
                 groups[r.status, reason, way_out].append((panel, arm, x))
     found = [
         Trouble(

@@ -1,5 +1,6 @@
 """Other interpreters in a run: what they must have in common with this one, and with themselves when a run goes on."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def _why_unusable(bench: Bench, runtime: str, interpreter: Mapping[str, Any]) ->
         return ""
     return (
         f"NumPy {version} in {python} draws other inputs than NumPy {np.__version__} here, so nothing could be "
-        f"compared: run {python} -m pip install numpy=={np.__version__}"
+        f"compared: run {shlex.quote(python)} -m pip install numpy=={np.__version__}"
     )
 
 

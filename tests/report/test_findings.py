@@ -132,6 +132,13 @@ def test_what_failed_for_every_case_is_said_in_one_word(lab):
     assert trouble.where == "everywhere"
 
 
+def test_a_way_out_that_the_reason_ends_with_is_told_once(lab):
+    rows = [r for r in lab.troubled_records() if r.status == "unavailable"]
+    rows = [r.model_copy(update={"reason": "there is no driver; install the NVIDIA driver"}) for r in rows]
+    (trouble, *_) = findings.did_not_run(make_panels(rows), lab.make_manifest([]))
+    assert (trouble.reason, trouble.way_out) == ("there is no driver", "install the NVIDIA driver")
+
+
 def test_the_way_out_of_a_spent_budget_names_the_real_folder(lab):
     late = "the time budget was spent; --resume this run with a longer --time-budget"
     records = [lab.without_figures(r, "skipped", late) for r in lab.default_records(seq_lens=(128,))]
