@@ -67,6 +67,11 @@ class Timed:
         return {**found, **measured, "peak_host_bytes": self.peak_bytes}
 
 
+def lengths_within(max_len: int) -> list[int]:
+    """T to time at in a bundle that is proved up to `max_len`: none beyond it, and the longest where one would be."""
+    return sorted({min(seq_len, max_len) for seq_len in SEQ_LENS})
+
+
 def choose_recipe(
     problem: Problem,
     target: Target,

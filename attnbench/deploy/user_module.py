@@ -26,6 +26,7 @@ class ModuleSource:
     """
 
     problem: None = None
+    max_len: None = None
 
     def __init__(
         self, module: str, inputs: Path, *, seed: int = 0, opset: int | None = None,

@@ -46,6 +46,11 @@ class Source(Protocol):
         ...
 
     @property
+    def max_len(self) -> int | None:
+        """The largest T of the built-in attention that is proved; None: a module, which has ranges."""
+        ...
+
+    @property
     def module(self) -> str | None:
         """package.module:Class of a module."""
         ...
@@ -193,9 +198,10 @@ def recipes_to_try(
         return [Recipe(exporter=recipe, opset=None, chosen_by="asked", reason="it was asked for")]
     if choose is not None:
         return choose()
-    if source.problem is None:
+    if source.problem is None or source.max_len is None:
         return recipes.documented(target, None, "nothing times it")
-    return recipes.choose_recipe(source.problem, target, seed=source.seed, opset=source.opset, say=say)
+    lens = recipes.lengths_within(source.max_len)
+    return recipes.choose_recipe(source.problem, target, seed=source.seed, opset=source.opset, seq_lens=lens, say=say)
 
 
 def _first_right(

@@ -93,6 +93,19 @@ def test_sizes_follow_the_variant() -> None:
     assert (decode.q_len, decode.kv_len) == (1, 128)
 
 
+@pytest.mark.parametrize(
+    ("max_len", "lengths"), [(17, [17]), (128, [128]), (512, [128, 256, 512]), (8192, [128, 256, 1024])]
+)
+def test_recipes_are_timed_at_no_length_that_the_bundle_is_not_made_for(
+    max_len: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(recipes, "choose_recipe", lambda *_, seq_lens, **__: asked.append(seq_lens))
+    source = AttentionSource(problem=Problem.make(seq_len=8), seed=0, max_len=max_len)
+    write.recipes_to_try(source, find_target("openvino"), "auto", print)
+    assert asked == [lengths]
+
+
 @pytest.mark.slow
 def test_every_recipe_is_judged_and_timed_or_says_why_not() -> None:
     """Grouped heads with values of another size: com.microsoft's operator refuses them."""
