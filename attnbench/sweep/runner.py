@@ -86,7 +86,10 @@ def prepare_arms(
     runtimes = grid.selected_runtimes(sweep)
     # Any installed runtime may verify an artifact, so all selected ones are asked; the others only by `doctor`.
     runtime_probes = interpreters.probe_runtimes(runtimes)
-    takes = {name: bool(probe.traits.get("takes_artifact", True)) for name, probe in runtime_probes.items()}
+    # One that could not even say so takes no file where the baseline is it alone.
+    takes = {
+        name: bool(probe.traits.get("takes_artifact", name != sweep.baseline)) for name, probe in runtime_probes.items()
+    }
     chosen_devices, runtime_probes = devices.choose(sweep.device, runtime_probes)
     runtime_options.check(sweep.options, runtime_probes)
     arms = grid.arms(

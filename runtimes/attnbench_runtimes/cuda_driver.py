@@ -3,11 +3,13 @@
 No framework is needed, so every runtime of a GPU gives the same reason for the same fault.
 """
 
+import contextlib
 import ctypes
 import os
 import re
 import sys
 import threading
+import time
 from functools import lru_cache
 
 from attnbench.errors import UnsupportedError
@@ -15,7 +17,7 @@ from attnbench.errors import UnsupportedError
 LIBRARY = "libcuda.so.1"
 INSTALL_DRIVER = "install NVIDIA's driver, see https://www.nvidia.com/drivers"
 _SUCCESS, _NAME_BYTES = 0, 256
-_hung = threading.Event()  # cuInit never came back in this process
+_asked: "list[_Asking]" = []  # cuInit that has not come back yet; never more than one
 # Below the 10 s of a probe: what works without a GPU must still get to say so. Healthy drivers take 0.1 to 3 s.
 ANSWER_S = 6.0
 _DEVICE = re.compile(r"cuda:([0-9]{1,3})")
@@ -49,22 +51,38 @@ def _why_not_loaded(words: str) -> str:
     return f"NVIDIA's driver does not load: {words}"
 
 
+class _Asking:
+    """cuInit in a thread of its own, for on a GPU that fell off the bus it never comes back."""
+
+    def __init__(self, driver: ctypes.CDLL) -> None:
+        self._init, self._found = driver.cuInit, list[int]()
+        self._deadline = time.monotonic() + ANSWER_S
+        self._thread = threading.Thread(target=lambda: self._found.append(int(self._init(0))), daemon=True)
+        self._thread.start()
+
+    def status(self) -> int | None:
+        """What it gave; None where it had not by the deadline."""
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+        return self._found[0] if self._found else None
+
+
+def begin() -> None:
+    """Ask the driver to start, while something else is imported; `why_no_gpu` has the answer."""
+    with contextlib.suppress(OSError, AttributeError):  # told there
+        _asked[:] = _asked or [_Asking(ctypes.CDLL(LIBRARY))]
+
+
 def _started(driver: ctypes.CDLL) -> int | None:
-    """The status of cuInit; None where it hangs, as on a GPU that fell off the bus. A hung one is not asked again.
+    """The status of cuInit; None where it hangs: then it is asked no second time.
 
     Raises:
         AttributeError: the library has no cuInit.
     """
-    init = driver.cuInit
-    if _hung.is_set():
-        return None
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(int(init(0))), daemon=True)
-    asking.start()
-    asking.join(ANSWER_S)
-    if not found:
-        _hung.set()
-    return found[0] if found else None
+    _asked[:] = _asked or [_Asking(driver)]
+    status = _asked[0].status()
+    if status is not None:
+        _asked.clear()
+    return status
 
 
 def devices() -> tuple[str, ...]:

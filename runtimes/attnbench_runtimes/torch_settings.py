@@ -16,6 +16,7 @@ DEVICE_KINDS = ("cpu", "cuda")
 
 def probe() -> Probe:
     """Is torch there, and on which devices does it compute here?"""
+    cuda_driver.begin()  # a driver that hangs must leave time for the import: a probe has ten seconds
     found = binding.probe_package("torch", "torch")
     if not found.available:
         return found

@@ -295,8 +295,9 @@ def test_a_driver_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Hanging())
-    monkeypatch.setattr(cuda_driver, "_hung", threading.Event())
+    monkeypatch.setattr(cuda_driver, "_asked", [])
     monkeypatch.setattr(cuda_driver, "ANSWER_S", 0.05)
+    cuda_driver.begin()
     for _ in range(3):
         assert "driver hangs: cuInit had not answered after 0.05 s" in cuda_driver.why_no_gpu()
     never.set()

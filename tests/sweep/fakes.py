@@ -294,7 +294,14 @@ class OddDetail(Good):
                          compute_precision="fp32", detail={"thing": {1, 2}})
 
 
-ALL = (OddFacts, OddWords, OddDetail, FirstSlow, Threads, Downgrade, Good,
+class ProbeDies(Good):
+    """Its library kills the process that asks it."""
+    name = "probe-dies"
+    def probe(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+ALL = (ProbeDies, OddFacts, OddWords, OddDetail, FirstSlow, Threads, Downgrade, Good,
        Sleeper, Stubborn, Grandchild, Leaver, Segfault, Killed, Printer, Exiter, HalfJson, Raiser, Oom, Hog, Nan,
        Dtype, Cached, Ahead, Memo, View, Refuser, Late)
 '''

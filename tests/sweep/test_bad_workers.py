@@ -154,6 +154,12 @@ def test_empty_cells_say_why(found: Found) -> None:
     assert found["killed 16"].empty_reasons["latency_ms_median"] == "status crashed"
 
 
+def test_a_baseline_whose_probe_dies_is_one_row_and_the_others_run(installed: None, tmp_path: Path) -> None:
+    found = run(tmp_path / "run", baseline="probe-dies", runtimes=("probe-dies", "good"))
+    assert {name: row.status for name, row in found.items()} == {"probe-dies 16": "unavailable", "good 16": "ok"}
+    assert "its probe was killed by signal 9" in (found["probe-dies 16"].reason or "")
+
+
 def test_out_of_memory_skips_larger_lengths_of_that_arm_only(installed: None, tmp_path: Path) -> None:
     found = run(tmp_path / "run", "oom-at-32", seq_lens=(64, 16, 32))
     assert [found[f"oom-at-32 {t}"].status for t in (16, 32, 64)] == ["ok", "oom", "skipped"]
