@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from attnbench import trt_compiler
 from attnbench.deploy.shop import MEMORY_LIMIT_BYTES, TASKS, TIMEOUT_S, WITH_EXPORTERS
 from attnbench.errors import AttnbenchError, InputError, RecordsError, UnavailableError, WorkerError
 from attnbench.files import only_writer, write_bytes
@@ -220,13 +221,9 @@ def read_plan(records: Path) -> Plan:
         InputError: its answers are of another compiler than the one that is installed.
         UnavailableError: none is installed.
     """
-    fields: Any = _lines(records)[0].get("plan")
     try:
-        questions = tuple(Question(**question) for question in fields["questions"])
-        plan = Plan(
-            version=fields["version"], archs=tuple(fields["archs"]), seq_len=fields["seq_len"], questions=questions
-        )
-    except (KeyError, TypeError) as err:
+        plan = _plan_of(_lines(records)[0]["plan"])
+    except (KeyError, TypeError, ValueError) as err:
         raise RecordsError(
             f"{str(records)!r} does not begin with a plan of fusion; ask again into a new folder"
         ) from err
@@ -236,6 +233,21 @@ def read_plan(records: Path) -> Plan:
             "a new folder"
         )
     return plan
+
+
+def _plan_of(fields: Any) -> Plan:
+    """The inverse of `Plan.as_dict`.
+
+    Raises:
+        InputError: a question that cannot be asked.
+        KeyError, TypeError, ValueError: it is none of ours.
+    """
+    archs, seq_len = fields["archs"], fields["seq_len"]
+    questions = tuple(Question(**question) for question in fields["questions"])
+    is_ours = isinstance(archs, list) and archs and set(archs) <= set(trt_compiler.ARCHS)
+    if not is_ours or type(seq_len) is not int or seq_len < MIN_SEQ_LEN or not questions:
+        raise ValueError(f"no plan has architectures {archs!r} and T = {seq_len!r} of {len(questions)} questions")
+    return Plan(version=str(fields["version"]), archs=tuple(archs), seq_len=seq_len, questions=questions)
 
 
 def read_answers(records: Path, plan: Plan) -> dict[Question, list[Answer]]:
@@ -248,8 +260,14 @@ def read_answers(records: Path, plan: Plan) -> dict[Question, list[Answer]]:
     for number, line in enumerate(_lines(records)[1:], 2):
         try:
             answers = [Answer.from_dict(fields) for fields in line["answers"]]
-        except (KeyError, TypeError) as err:
+        except (KeyError, TypeError, AttributeError) as err:
             raise RecordsError(f"{str(records)!r}, line {number}: not an answer; remove the line") from err
+        lens = (plan.seq_len, 2 * plan.seq_len)
+        if any(answer.seq_lens != lens for answer in answers):
+            raise RecordsError(
+                f"{str(records)!r}, line {number}: an answer at other T than {lens}, which the plan asks at; ask again "
+                "into a new folder"
+            )
         if {answer.arch for answer in answers} == set(plan.archs) and all(a.verdict != FAILED for a in answers):
             found[answers[0].question] = answers
     return found

@@ -157,6 +157,39 @@ def test_what_a_killed_worker_leaves_is_removed(
     assert not any(path.parent.exists() for path in made)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"archs": ["sm99"]}, {"archs": "sm89"}, {"archs": []}, {"seq_len": "x"}, {"seq_len": -5}, {"questions": []},
+        {"seq_len": 4 * PLAN.seq_len}, None,
+    ],
+)  # fmt: skip
+def test_a_plan_that_was_changed_by_hand_is_refused(
+    tmp_path: Path, workers: Callable[..., Asked], change: dict[str, object] | None
+) -> None:
+    asked = workers()
+    records = tmp_path / "r.jsonl"
+    run(PLAN, records, lambda text: None)
+    asked.clear()
+    first, *rest = records.read_text(encoding="utf-8").splitlines(keepends=True)
+    changed = [1] if change is None else {"plan": json.loads(first)["plan"] | change}
+    records.write_text("".join([json.dumps(changed) + "\n", *rest]), encoding="utf-8")
+    with pytest.raises(RecordsError, match="ask again into a new folder"):
+        run(read_plan(records), records, lambda text: None)
+    assert asked == []
+
+
+@pytest.mark.parametrize("line", ["[]", '{"answers": [5]}', '{"answers": 5}'])
+def test_a_line_that_is_no_answer_is_refused(tmp_path: Path, workers: Callable[..., Asked], line: str) -> None:
+    workers()
+    records = tmp_path / "r.jsonl"
+    run(PLAN, records, lambda text: None)
+    with records.open("a", encoding="utf-8") as f:
+        f.write(f"{line}\n")
+    with pytest.raises(RecordsError, match=r"line \d+: not an answer; remove the line"):
+        read_answers(records, PLAN)
+
+
 def test_records_of_another_version_or_kind_are_refused(
     tmp_path: Path, workers: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
