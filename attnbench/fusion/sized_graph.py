@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.errors import InputError
 from attnbench.fusion.branches import write_out_branches
 from attnbench.fusion.unused import drop_unused
 
@@ -99,6 +100,9 @@ def sized_graph(structure: Any, sizes: Mapping[str, int]) -> SizedGraph:
     Args:
         structure: from `load_structure`; it is not changed.
         sizes: of the free dims of its inputs, by name.
+
+    Raises:
+        InputError: shapes cannot follow, such as of an operator whose domain the file does not import.
     """
     import onnx
 
@@ -112,7 +116,11 @@ def sized_graph(structure: Any, sizes: Mapping[str, int]) -> SizedGraph:
         value.type.tensor_type.ClearField("shape")
     for _ in range(_ROUNDS):
         del model.graph.value_info[:]
-        model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        try:
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        except onnx.shape_inference.InferenceError as err:
+            words = " ".join(str(err).split())
+            raise InputError(f"the model breaks a rule of ONNX: {words}; onnx.checker says more") from err
         if not _fold(model):
             break
     return _as_graph(model)

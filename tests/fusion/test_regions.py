@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from attnbench.errors import InputError
 from attnbench.fusion.cut import cut
 from attnbench.fusion.regions import find_regions
 from attnbench.fusion.sized_graph import SizedGraph, load_structure, sized_graph
@@ -43,6 +44,15 @@ def test_what_no_output_needs_is_not_taken_for_a_returned_weight(tmp_path: Path)
     keys = [made.key for graph in graphs for region in find_regions(graph) if (made := cut(graph, region))]
     assert len(keys) == 2
     assert keys[0] == keys[1]
+
+
+def test_an_operator_of_a_domain_that_is_not_imported_is_bad_input(tmp_path: Path) -> None:
+    model = encoder([Layer()])
+    model.graph.node[0].domain = "my.domain"
+    with pytest.raises(
+        InputError, match=r"the model breaks a rule of ONNX: .*domain my\.domain .*onnx\.checker says more"
+    ):
+        graph_of(tmp_path, model)
 
 
 def test_what_a_branch_takes_from_outside_is_needed() -> None:
