@@ -56,6 +56,11 @@ class Timed:
         """The T at which it is shown to be slower than plain by more than is allowed."""
         return [seq_len for seq_len, found in self.ratios.items() if found.high < 1.0 / (1.0 + MOST_SLOWER)]
 
+    @property
+    def is_doubtful(self) -> bool:
+        """May it, for all that was measured, be slower than plain by more than is allowed?"""
+        return bool(self.slower_at) or self.ratio(lambda r: r.low) < 1.0 / (1.0 + MOST_SLOWER)
+
     def as_dict(self, labels: Mapping[int, str]) -> dict[str, Any]:
         """For `Recipe.candidates`; the labels are of the sizes."""
         found: dict[str, Any] = {"name": self.name, "status": self.status, "reason": self.reason}
@@ -157,15 +162,16 @@ def documented(target: Target, problem: Problem | None, why: str) -> list[Recipe
 
 
 def rank(right: Sequence[Timed], delta: float) -> list[Timed]:
-    """The recipes, the one to take first: no recipe that is shown to be slower than plain at some T before the others.
+    """The recipes, the one to take first: none that may be slower than plain before those that are not.
 
     Args:
         right: recipes that were timed; at least one.
         delta: the smallest difference that counts, as a fraction.
     """
-    ordered = sorted(right, key=lambda timed: (bool(timed.slower_at), -timed.ratio()))
-    enough = ordered[0].ratio() / (1.0 + delta)
-    ties = [t for t in ordered if bool(t.slower_at) == bool(ordered[0].slower_at) and t.ratio() >= enough]
+    ordered = sorted(right, key=lambda timed: (timed.is_doubtful, bool(timed.slower_at), -timed.ratio()))
+    first = ordered[0]
+    like_first = [t for t in ordered if (t.is_doubtful, t.slower_at) == (first.is_doubtful, first.slower_at)]
+    ties = [t for t in like_first if t.ratio() >= first.ratio() / (1.0 + delta)]
     taken = min(ties, key=lambda timed: (_or_infinite(timed.peak_bytes), _simplicity(timed.name)))
     return [taken, *(timed for timed in ordered if timed is not taken)]
 
@@ -184,9 +190,8 @@ def _why(timed: Timed, taken: Timed, noise: float, labels: Mapping[int, str]) ->
     told = f"{timed.ratio():.2f}x of {PLAIN} ({low:.2f} to {high:.2f}) in {where}, timed here"
     if timed is not taken:
         return f"{told}; {taken.name}, {taken.ratio():.2f}x, could not be taken"
-    return (
-        f"{told}; of what is within {stats.delta(noise):.1%} of the fastest, the one with the smallest peak of memory"
-    )
+    told += f"; of what is within {stats.delta(noise):.1%} of the fastest, the one with the smallest peak of memory"
+    return told if taken.is_doubtful else f"{told}; what may be over {MOST_SLOWER:.0%} slower was left aside"
 
 
 def table(found: Sequence[Timed], noise: float, labels: Mapping[int, str]) -> list[str]:

@@ -45,6 +45,13 @@ def test_what_is_shown_to_be_slower_than_plain_at_one_length_is_not_taken() -> N
     assert [t.name for t in rank(found, 0.01)] == ["onnx-contrib", PLAIN, "onnx-blocked"]
 
 
+def test_what_may_be_slower_for_all_that_was_measured_is_not_taken_before_plain() -> None:
+    wide = Timed(name="onnx-contrib", opset=None, ratios={128: make_ratio(1.12, width=0.7)}, peaks={128: 1})
+    assert [t.name for t in rank([timed(PLAIN, 1.0), wide], 0.03)] == [PLAIN, "onnx-contrib"]
+    narrow = timed("onnx-contrib", 0.99, peak_mib=1)
+    assert rank([timed(PLAIN, 1.0), narrow], 0.03)[0].name == "onnx-contrib"
+
+
 @pytest.mark.parametrize("name", ["onnxruntime-cuda", "tensorrt", "tensorrt-rtx"])
 def test_without_the_target_here_the_documented_best_comes_first_and_says_why(name: str) -> None:
     target = find_target(name)
