@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 SECTION = "compiled"
 PICTURE = "planned-memory"
 _REFUSED_CHARS = 420
+_WHAT_IT_IS = (
+    " It is what the compiler says of device memory beside weights, inputs and outputs, and whether attention is "
+    "fused, judged by how that memory grows with T."
+)
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _MARKERS = "os^Dv"
 _DASHES = {"fused": "-", "unfused": "--"}
@@ -94,11 +98,12 @@ def compiled_section(records: Sequence[Record]) -> Section | None:
                     ],
                 )
             )
+    is_asked = any(r.status != "unavailable" for s in all_series for r in s.rows)  # an engine is compiled already
+    what, told = ("Compiled, not run", _WHAT_IT_IS) if is_asked else ("Not run here", "")
     return Section(
         id=SECTION,
-        title="Compiled, not run: " + ", ".join(unique(s.compiler for s in all_series)),
-        intro="Nothing here was run or timed: there is no GPU. It is what the compiler says of device memory beside "
-        "weights, inputs and outputs, and whether attention is fused, judged by how that memory grows with T.",
+        title=f"{what}: {', '.join(unique(s.compiler for s in all_series))}",
+        intro=f"Nothing here was run or timed: there is no GPU.{told}",
         lines=[*_law_lines(all_series), *_refused(all_series)],
         tables=tables,
     )
@@ -136,14 +141,16 @@ def _law_lines(all_series: Sequence[Series]) -> list[str]:
 
 
 def _refused(all_series: Sequence[Series]) -> list[str]:
-    """What the compiler refuses, each reason once."""
-    by_reason: dict[str, list[str]] = {}
+    """What the compiler refuses, and engines, which are compiled already; each reason once."""
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for s in all_series:
-        for reason in unique(r.reason for r in s.rows if r.status != "compiled"):
-            by_reason.setdefault(reason, []).append(s.name)
+        for r in s.rows:
+            if r.status != "compiled":
+                names = by_reason.setdefault(("run" if r.status == "unavailable" else "compiled", r.reason), [])
+                names += [s.name] if s.name not in names else []
     return [
-        f"Not compiled: {', '.join(names)}: {reason[:_REFUSED_CHARS]}{'...' if len(reason) > _REFUSED_CHARS else ''}"
-        for reason, names in by_reason.items()
+        f"Not {what}: {', '.join(names)}: {reason[:_REFUSED_CHARS]}{'...' if len(reason) > _REFUSED_CHARS else ''}"
+        for (what, reason), names in by_reason.items()
     ]
 
 

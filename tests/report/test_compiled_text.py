@@ -92,6 +92,14 @@ def test_a_file_of_the_user_goes_by_its_name() -> None:
     assert "  Not compiled: mine.onnx fp16 file@tensorrt-rtx: no way" in lines
 
 
+def test_an_engine_is_not_run_and_nobody_says_that_it_was_not_compiled() -> None:
+    fields = {"model": "m.plan", "part": "model", "variant": "model", "status": "unavailable", "reason": "no GPU"}
+    engine = ROWS[0].model_copy(update={**fields, "arm": "engine@tensorrt-rtx", "planned_activation_bytes": None})
+    assert compiled_text.terminal_lines([engine]) == [
+        f"Not run here: tensorrt-rtx {VERSION}", "  Not run: m.plan fp16 engine@tensorrt-rtx: no GPU",
+    ]  # fmt: skip
+
+
 def of_model(batch: int, length: int | None, planned: int) -> Record:
     """A row of a file of the user, compiled."""
     sizes = {"batch": batch} if length is None else {"batch": batch, "seq": length}
