@@ -85,11 +85,12 @@ wheel-test: setup ## Build the wheel, install it in a clean environment, run a b
 	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
 	rm -rf build/wheel-test
 
-perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, the linter, rows of a compiler, then attnbench selftest
+perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, recipes, the linter, rows of a compiler, then attnbench selftest (25 minutes)
 	$(BIN)/python -P tests/perf_startup.py
 	$(BIN)/python -P tests/perf_report.py
 	$(BIN)/python -P tests/perf_memory.py
 	$(BIN)/python -P tests/perf_deploy.py
+	$(BIN)/python -P tests/perf_recipes.py --timing-s 0.5
 	$(BIN)/python -P tests/perf_lint.py
 	$(BIN)/python -P tests/perf_compile.py
 	$(BIN)/attnbench selftest $(ARGS)
