@@ -14,7 +14,7 @@ import pytest
 from attnbench import trt_compiler
 from attnbench.interfaces import Array
 from attnbench_runtimes import cuda_buffers, cuda_driver, gpu_stack
-from tests.runtimes.binding_doubles import Double, HostDevice
+from tests.runtimes.binding_doubles import Double, HostDevice, host_context
 
 LAYERS = json.dumps({"Layers": ["kgen_add", "_gemm_mha_v2_myl0_3"]})
 _BYTES = {"FLOAT": np.float32, "HALF": np.float16, "INT64": np.int64}
@@ -98,10 +98,10 @@ class EngineRig:
     def make_context(self, strategy: Any) -> Double:
         """A context that computes on the host."""
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = Double(
-            self.trt.IExecutionContext,
-            set_input_shape=lambda name, shape: self.shapes.update({name: shape}) is None,
-            set_tensor_address=lambda name, place: self.places.update({name: place}) is None,
+        context = host_context(
+            self.trt,
+            self.shapes,
+            self.places,
             set_optimization_profile_async=lambda index, stream: stream == HostDevice.stream,
             get_tensor_shape=lambda name: self.trt.Dims(self.shape_of(name)),
             update_device_memory_size_for_shapes=lambda: 512,

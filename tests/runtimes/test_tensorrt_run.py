@@ -18,7 +18,7 @@ from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_runtimes import cuda_buffers, cuda_driver, tensorrt, tensorrt_engines, tensorrt_session
 from attnbench_runtimes.tensorrt_engines import CompiledEngines
-from tests.runtimes.binding_doubles import Double, HostDevice, arities, rtx
+from tests.runtimes.binding_doubles import Double, HostDevice, arities, host_context, rtx
 
 GPU = Settings(device="cuda:0")
 LAYERS = json.dumps({"Layers": [{"Name": "_gemm_mha_v2_myl0_3"}, {"Name": "kgen_add"}]})
@@ -49,10 +49,10 @@ class Rig:
 
     def make_context(self, strategy: Any) -> Double:
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = Double(
-            self.trt.IExecutionContext,
-            set_input_shape=lambda name, shape: self.shapes.update({name: shape}) is None,
-            set_tensor_address=lambda name, place: self.places.update({name: place}) is None,
+        context = host_context(
+            self.trt,
+            self.shapes,
+            self.places,
             get_tensor_shape=lambda name: self.trt.Dims(self.gives or self.sized().output_shape()),
             update_device_memory_size_for_shapes=lambda: self.needs,
             execute_async_v3=self.execute,
