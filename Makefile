@@ -85,7 +85,7 @@ wheel-test: setup ## Build the wheel, install it in a clean environment, run a b
 	"$$here/build/wheel-test/venv/bin/python" -P "$$here/tests/check_run.py" run torch-sdpa onnx-decomposed@ort-cpu
 	rm -rf build/wheel-test
 
-perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, recipes, the linter, rows of a compiler, then attnbench selftest (25 minutes)
+perf: setup ## Measure the bars: start-up, report on 10,000 records, repeated peaks, bundles, recipes, the linter, rows of a compiler, then attnbench selftest
 	$(BIN)/python -P tests/perf_startup.py
 	$(BIN)/python -P tests/perf_report.py
 	$(BIN)/python -P tests/perf_memory.py

@@ -56,14 +56,38 @@ class Double:
         return call
 
 
-def host_context(trt: Any, shapes: dict[str, Any], places: dict[str, int], **answers: Any) -> Double:
-    """An execution context that notes the shapes and addresses that it is given."""
-    return Double(
-        trt.IExecutionContext,
-        set_input_shape=lambda name, shape: shapes.update({name: shape}) is None,
-        set_tensor_address=lambda name, place: places.update({name: place}) is None,
-        **answers,
-    )
+class HostEngine:
+    """What runs an engine on the host: a subclass says how large outputs are, and computes them."""
+
+    def __init__(self, trt: Any) -> None:
+        self.trt = trt
+        self.contexts: list[Double] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.places: dict[str, int] = {}
+        self.needs = 512  # bytes of a context's own memory
+
+    def make_context(self, strategy: Any) -> Double:
+        """A context that notes the shapes and addresses that it is given."""
+        assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        context = Double(
+            self.trt.IExecutionContext,
+            set_input_shape=lambda name, shape: self.shapes.update({name: shape}) is None,
+            set_tensor_address=lambda name, place: self.places.update({name: place}) is None,
+            set_optimization_profile_async=lambda index, stream: stream == HostDevice.stream,
+            get_tensor_shape=lambda name: self.trt.Dims(self.shape_of(name)),
+            update_device_memory_size_for_shapes=lambda: self.needs,
+            execute_async_v3=self.execute,
+        )
+        self.contexts.append(context)
+        return context
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """What the context says of a tensor."""
+        raise NotImplementedError
+
+    def execute(self, stream: int) -> bool:
+        """One call."""
+        raise NotImplementedError
 
 
 class HostDevice:

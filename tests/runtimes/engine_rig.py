@@ -14,7 +14,7 @@ import pytest
 from attnbench import trt_compiler
 from attnbench.interfaces import Array
 from attnbench_runtimes import cuda_buffers, cuda_driver, gpu_stack
-from tests.runtimes.binding_doubles import Double, HostDevice, host_context
+from tests.runtimes.binding_doubles import Double, HostDevice, HostEngine
 
 LAYERS = json.dumps({"Layers": ["kgen_add", "_gemm_mha_v2_myl0_3"]})
 _BYTES = {"FLOAT": np.float32, "HALF": np.float16, "INT64": np.int64}
@@ -42,11 +42,11 @@ def save_plan(path: Path, tag: bytes = b"vtrt") -> Path:
     return path
 
 
-class EngineRig:
+class EngineRig(HostEngine):
     """The module, with one engine whose tensors and profiles a test may change before it is opened."""
 
     def __init__(self, trt: Any) -> None:
-        self.trt = trt
+        super().__init__(trt)
         self.tensors = {
             "x": Tensor("INPUT", "FLOAT", (-1, -1, 4)), "y": Tensor("OUTPUT", "FLOAT", (-1, -1, 4)),
             "best": Tensor("OUTPUT", "INT64", (-1, -1)),
@@ -55,9 +55,6 @@ class EngineRig:
         self.gives: dict[str, tuple[int, ...]] = {}  # shapes that the engine says outputs have; others are right
         self.words: list[str] = []  # errors told at opening: then there is no engine
         self.blobs: list[bytes] = []
-        self.contexts: list[Double] = []
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.places: dict[str, int] = {}
         self.device = HostDevice()
         names = (
             "ExecutionContextAllocationStrategy", "LayerInformationFormat", "ILogger", "__version__", "TensorIOMode",
@@ -94,21 +91,6 @@ class EngineRig:
             create_execution_context=self.make_context,
             create_engine_inspector=lambda: Double(trt.EngineInspector, get_engine_information=lambda form: LAYERS),
         )  # fmt: skip
-
-    def make_context(self, strategy: Any) -> Double:
-        """A context that computes on the host."""
-        assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = host_context(
-            self.trt,
-            self.shapes,
-            self.places,
-            set_optimization_profile_async=lambda index, stream: stream == HostDevice.stream,
-            get_tensor_shape=lambda name: self.trt.Dims(self.shape_of(name)),
-            update_device_memory_size_for_shapes=lambda: 512,
-            execute_async_v3=self.execute,
-        )
-        self.contexts.append(context)
-        return context
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """What the context says."""

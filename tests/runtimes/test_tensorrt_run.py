@@ -18,21 +18,20 @@ from attnbench.problem import Problem
 from attnbench.reference import reference_output
 from attnbench_runtimes import cuda_buffers, cuda_driver, tensorrt, tensorrt_engines, tensorrt_session
 from attnbench_runtimes.tensorrt_engines import CompiledEngines
-from tests.runtimes.binding_doubles import Double, HostDevice, arities, host_context, rtx
+from tests.runtimes.binding_doubles import Double, HostDevice, HostEngine, arities, rtx
 
 GPU = Settings(device="cuda:0")
 LAYERS = json.dumps({"Layers": [{"Name": "_gemm_mha_v2_myl0_3"}, {"Name": "kgen_add"}]})
 
 
-class Rig:
+class Rig(HostEngine):
     """TensorRT-RTX's module with an engine that computes core attention by the reference, on doubles."""
 
     def __init__(self, trt: Any, problem: Problem) -> None:
-        self.trt, self.problem, self.places, self.shapes = trt, problem, {}, {}
-        self.contexts: list[Double] = []
+        super().__init__(trt)
+        self.problem = problem
         self.built: list[trt_compiler.Compiled] = []
         self.asked: list[dict[str, Any]] = []
-        self.needs = 512
         self.gives: tuple[int, ...] = ()  # the shape that the engine says y has; (): the right one
         self.engine = Double(
             trt.ICudaEngine, create_execution_context=self.make_context,
@@ -47,18 +46,8 @@ class Rig:
         self.logs.append(log)
         return self.runtime
 
-    def make_context(self, strategy: Any) -> Double:
-        assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        context = host_context(
-            self.trt,
-            self.shapes,
-            self.places,
-            get_tensor_shape=lambda name: self.trt.Dims(self.gives or self.sized().output_shape()),
-            update_device_memory_size_for_shapes=lambda: self.needs,
-            execute_async_v3=self.execute,
-        )
-        self.contexts.append(context)
-        return context
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self.gives or self.sized().output_shape()
 
     def sized(self) -> Problem:
         q, k = self.shapes["q"], self.shapes["k"]
