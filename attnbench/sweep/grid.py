@@ -303,7 +303,9 @@ def validate(fields: Mapping[str, Any], *, where: str) -> Sweep:
         key = str(first["loc"][0])
         is_ours = first["type"] == "value_error"
         rule = str(first["ctx"]["error"]) if is_ours else type_rule(key, Sweep.model_fields[key].annotation)
-        raise InputError(f"{where}: {key} {rule} (got {first['input']!r})") from err
+        got = repr(first["input"])
+        told = "" if rule.endswith(got) else f" (got {got})"
+        raise InputError(f"{where}: {key} {rule}{told}") from err
     check_sweep(sweep)
     problems(sweep)
     return sweep
