@@ -152,8 +152,8 @@ def _visits(records: Sequence[Record], manifest: Mapping[str, Any]) -> list[str]
     if visits and contended is not None:
         share = fmt_percent(contended / visits) if contended else "none"
         sentences.append(f"Contended visits: {contended:,} of {visits:,} ({share}).")
-    untold = (JUDGED_BY, COMPILES_ONLY)  # which the report tells elsewhere
-    flagged = Counter(flag for r in records for flag in r.flags if not flag.startswith(untold))
+    timed = [r for r in records if COMPILES_ONLY not in r.flags]  # the others have their section
+    flagged = Counter(flag for r in timed for flag in r.flags if not flag.startswith(JUDGED_BY))
     if flagged:
         words = [f"{fmt_count(n, 'case')} {flag}" for flag, n in sorted(flagged.items())]
         sentences.append(f"Flagged: {', '.join(words)}.")

@@ -82,7 +82,10 @@ def test_the_picture_has_a_line_per_file_fused_solid_and_unfused_dashed() -> Non
 
 
 def test_that_a_row_was_only_compiled_is_no_warning_of_how_far_to_trust_the_run() -> None:
-    assert "compiles_only" not in " ".join(trust_line(ROWS, {"visits": 4, "contended_visits": 0}))
+    rows = [ROWS[0], ROWS[2].model_copy(update={"flags": [COMPILES_ONLY, "other_kernel"]})]
+    told = " ".join(trust_line(rows, {"visits": 4, "contended_visits": 0}))
+    assert "Contended visits" in told
+    assert "Flagged" not in told
 
 
 def test_a_file_of_the_user_goes_by_its_name() -> None:
